@@ -150,7 +150,7 @@ FILES = sorted(str(path.relative_to(ROOT)) for place in CODE for path in (ROOT /
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_house_obeys(check):
+def test_code_obeys_each_house_rule(check):
     complaints = [complaint for path in FILES for complaint in check(path, (ROOT / path).read_text(encoding="utf-8"))]
     assert not complaints, "\n" + "\n".join(complaints)
 

@@ -2,18 +2,9 @@
 
 from dataclasses import replace
 
+import learning
 import pytest
 import torch
-from learning import (
-    copy_of_sample,
-    cut_response,
-    gradients_of,
-    make_off_policy_experiences,
-    perturbed_copy,
-    relative_difference,
-    replace_segments,
-    step_gradient,
-)
 from rounding import GRADIENTS
 
 from mmrl.policy.families import FAMILIES
@@ -22,10 +13,10 @@ from mmrl.types import Author, Experience, ImageRef, Segment, VideoRef
 
 def check_cuts(tiny, experiences, cuts, **options):
     """Compare the gradient and the metrics of a step with those of the same step cut otherwise; return the metrics."""
-    metrics, whole = step_gradient(tiny, experiences, **options)
+    metrics, whole = learning.step_gradient(tiny, experiences, **options)
     for cut in cuts:
-        cut_metrics, parts = step_gradient(tiny, experiences, **options, **cut)
-        assert relative_difference(parts, whole) < GRADIENTS, cut
+        cut_metrics, parts = learning.step_gradient(tiny, experiences, **options, **cut)
+        assert learning.relative_difference(parts, whole) < GRADIENTS, cut
         assert cut_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6), cut
     assert any("visual" in name for name in whole)
     return metrics
@@ -34,8 +25,10 @@ def check_cuts(tiny, experiences, cuts, **options):
 def test_small_groups_and_short_responses_have_the_same_gradient_in_every_cut(make_tiny):
     """A group of one, one of two, responses of one token and of none, a prompt without an image among others."""
     tiny = make_tiny()
-    one, _, _, _, two, other, _, _, *rest = make_off_policy_experiences(tiny)
-    shortened = [cut_response(experience, length) for experience, length in zip(rest, (1, 1, 0, 2), strict=False)]
+    one, _, _, _, two, other, _, _, *rest = learning.make_off_policy_experiences(tiny)
+    shortened = [
+        learning.cut_response(experience, length) for experience, length in zip(rest, (1, 1, 0, 2), strict=False)
+    ]
     experiences = [one, two, other, *shortened, *rest[4:]]
     check_cuts(tiny, experiences, ({"micro_batch_groups": 1}, {"shared_prefix": False}, {"micro_batch_tokens": 1}))
 
@@ -43,23 +36,25 @@ def test_small_groups_and_short_responses_have_the_same_gradient_in_every_cut(ma
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_does_not_depend_on_batching(make_tiny, family):
     tiny = make_tiny(family)
-    experiences = make_off_policy_experiences(tiny, demonstrations=True)
+    experiences = learning.make_off_policy_experiences(tiny, demonstrations=True)
     cuts = [{"micro_batch_groups": groups} for groups in (1, 4)]
     cuts += [{"micro_batch_tokens": tokens} for tokens in (1, 150)]  # the second splits some groups
     cuts += [{"micro_batch_groups": 2, "shared_prefix": False}]
-    metrics = check_cuts(tiny, experiences, cuts, reference=perturbed_copy(tiny.policy), kl={"coef": 0.1})
+    metrics = check_cuts(tiny, experiences, cuts, reference=learning.perturbed_copy(tiny.policy), kl={"coef": 0.1})
     assert metrics["policy/clip_frac"] > 0
 
 
 def test_copies_of_a_sample_have_the_gradient_of_one_large_group(make_tiny):
     tiny = make_tiny()
-    group = make_off_policy_experiences(tiny, group_size=6)[:6]
-    copies = [copy for number in range(3) for copy in copy_of_sample(group[2 * number : 2 * number + 2], number)]
-    metrics, whole = step_gradient(tiny, group)
+    group = learning.make_off_policy_experiences(tiny, group_size=6)[:6]
+    copies = [
+        copy for number in range(3) for copy in learning.copy_of_sample(group[2 * number : 2 * number + 2], number)
+    ]
+    metrics, whole = learning.step_gradient(tiny, group)
     cuts = ({}, {"micro_batch_groups": 2}, {"shared_prefix": False})
     for cut in cuts:
-        copy_metrics, parts = step_gradient(tiny, copies, **cut)
-        assert relative_difference(parts, whole) < GRADIENTS, cut
+        copy_metrics, parts = learning.step_gradient(tiny, copies, **cut)
+        assert learning.relative_difference(parts, whole) < GRADIENTS, cut
         assert copy_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6), cut
 
 
@@ -67,14 +62,14 @@ def test_copies_of_a_sample_have_the_gradient_of_one_large_group(make_tiny):
 def test_loss_and_gradient_equal_a_slow_independent_version(make_tiny, family):
     """One sequence and one token at a time, with position ids counted out, without code of the learner."""
     tiny = make_tiny(family)
-    experiences = list(map(add_continuation, make_off_policy_experiences(tiny)))
-    metrics, ours = step_gradient(tiny, experiences)
+    experiences = list(map(add_continuation, learning.make_off_policy_experiences(tiny)))
+    metrics, ours = learning.step_gradient(tiny, experiences)
     tiny.policy.model.zero_grad()
     total = sum(len(s.token_ids) for e in experiences for s in e.rollout.segments if s.author is Author.POLICY)
     loss = sum(slow_surrogate(tiny, experience) for experience in experiences) / total
     loss.backward()
     assert metrics["learner/loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert relative_difference(ours, gradients_of(tiny.policy)) < GRADIENTS
+    assert learning.relative_difference(ours, learning.gradients_of(tiny.policy)) < GRADIENTS
 
 
 def add_continuation(experience):
@@ -85,7 +80,7 @@ def add_continuation(experience):
     second = replace(whole, token_ids=whole.token_ids[2:], logprobs=whole.logprobs[2:], sampling_params=cooler)
     trigger_ids = (*first.token_ids, *first.token_ids[:1])
     trigger = Segment(token_ids=trigger_ids, logprobs=(0.0,) * len(trigger_ids), author=Author.FORCED)
-    return replace_segments(experience, first, trigger, second)
+    return learning.replace_segments(experience, first, trigger, second)
 
 
 def slow_surrogate(tiny, experience):
@@ -150,7 +145,7 @@ def test_likelihood_of_a_demonstration_equals_the_loss_of_transformers(make_tiny
     tiny = make_tiny()
     prompt = tiny.processor.build(tiny.samples[0])
     demonstration = tiny.processor.build_demonstration(prompt, prompt.sample.target)
-    metrics, _ = step_gradient(tiny, [Experience(rollout=demonstration, advantage=0.0)])
+    metrics, _ = learning.step_gradient(tiny, [Experience(rollout=demonstration, advantage=0.0)])
     ids = torch.tensor([[*prompt.token_ids, *demonstration.segments[0].token_ids]])
     labels = ids.clone()
     labels[:, : len(prompt.token_ids)] = -100
@@ -166,15 +161,15 @@ def test_likelihood_of_a_demonstration_equals_the_loss_of_transformers(make_tiny
 
 def test_rollouts_without_advantage_have_no_gradient_but_count_in_the_denominator(make_tiny):
     tiny = make_tiny()
-    experiences = make_off_policy_experiences(tiny)
+    experiences = learning.make_off_policy_experiences(tiny)
     experiences = [replace(e, advantage=0.0) if i % 4 == 1 else e for i, e in enumerate(experiences)]
     active = [experience for experience in experiences if experience.advantage]
-    metrics, skipping = step_gradient(tiny, experiences)
-    active_metrics, alone = step_gradient(tiny, active)
+    metrics, skipping = learning.step_gradient(tiny, experiences)
+    active_metrics, alone = learning.step_gradient(tiny, active)
     num_tokens, num_active = (sum(e.rollout.num_tokens for e in own) for own in (experiences, active))
     assert metrics["learner/no_gradient_frac"] == 0.25
     scaled = {name: gradient * num_active / num_tokens for name, gradient in alone.items()}
-    assert relative_difference(skipping, scaled) < GRADIENTS
+    assert learning.relative_difference(skipping, scaled) < GRADIENTS
     # Metrics are over the tokens in the forward pass, whatever the loss divides by.
     for name in active_metrics:
         if name.startswith(("policy/", "rollout/")):
@@ -184,15 +179,15 @@ def test_rollouts_without_advantage_have_no_gradient_but_count_in_the_denominato
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recomputed_activations_give_the_same_gradient(make_tiny, family):
     tiny = make_tiny(family)
-    experiences = make_off_policy_experiences(tiny)
+    experiences = learning.make_off_policy_experiences(tiny)
     calls = []
     layer = tiny.policy.model.model.language_model.layers[0].mlp
     # The check at the start makes a pass without gradient first, for the routes of experts.
     layer.register_forward_pre_hook(lambda *_: calls.append(1) if torch.is_grad_enabled() else None)
-    _, kept = step_gradient(tiny, experiences)
+    _, kept = learning.step_gradient(tiny, experiences)
     once = len(calls)
     tiny.policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    _, recomputed = step_gradient(tiny, experiences)
+    _, recomputed = learning.step_gradient(tiny, experiences)
     assert len(calls) - once == 2 * once
-    assert relative_difference(recomputed, kept) < GRADIENTS
-    assert make_off_policy_experiences(tiny) == experiences  # sampling does not change either
+    assert learning.relative_difference(recomputed, kept) < GRADIENTS
+    assert learning.make_off_policy_experiences(tiny) == experiences  # sampling does not change either

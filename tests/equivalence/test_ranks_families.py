@@ -107,7 +107,7 @@ def test_an_engine_is_fed_a_few_weights_at_a_time(results, trial_sets, family):
     assert found["most_whole"] <= max(CHUNK_ELEMENTS, *sizes) < sum(sizes) / 4
 
 
-def test_adapters_of_recurrent_layers_and_of_experts_learn_too(results, single):
+def test_adapters_of_recurrent_layers_and_of_experts_learn(results, single):
     ours, theirs = results["qwen3_5_moe/zero3-adapted"], single["qwen3_5_moe/zero3-adapted"]
     same_metrics(ours["metrics"], theirs["metrics"])
     assert furthest(ours["weights"], theirs["weights"]) < 5e-5

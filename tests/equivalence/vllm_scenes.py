@@ -17,15 +17,9 @@ from fork_server import Forked
 from processors import make_media_cache, make_prompt_processor
 from recorded import recorded
 
+from mmrl import types
 from mmrl.checkpoint import export_hf_folder
-from mmrl.config.schema import (
-    FromScratchConfig,
-    LanguageFromScratchConfig,
-    LoraConfig,
-    VideoConfig,
-    VisionFromScratchConfig,
-    VllmConfig,
-)
+from mmrl.config import schema
 from mmrl.distributed.ranks import SingleProcess
 from mmrl.policy.batch import collate, group_by_prompt
 from mmrl.policy.lora import LoraAdapter
@@ -37,23 +31,11 @@ from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines.base import EngineContext, RolloutEngine
 from mmrl.rollout.engines.vllm_start import build_engine_args
 from mmrl.rollout.weight_sync import PolicyWeightStream
-from mmrl.types import (
-    Author,
-    Experience,
-    ImageRef,
-    MediaRef,
-    Rollout,
-    Sample,
-    SamplingParams,
-    Segment,
-    UserError,
-    VideoRef,
-)
 from mmrl.utils.activity import Activity
 
 STEP, SIBLINGS, LONGEST = 3, 3, 1024
 SAMPLES = ("text-only", "one image", "two-images", "video", "image-and-video")
-VIDEO = VideoConfig(min_pixels=1024, max_pixels=2304)
+VIDEO = schema.VideoConfig(min_pixels=1024, max_pixels=2304)
 WORKER = Path(__file__).with_name("engine_worker.py")
 # Largest difference, in nats, between what an engine says of a token and what the learner finds, in float32. Kernels
 # round differently on every kind of CPU: the largest honest difference seen is 1.0e-5 (AMD, a video), most are 1e-6.
@@ -71,11 +53,11 @@ ROUNDING_EXPERTS_BFLOAT16 = 0.35
 class Questions:
     """A tiny model, its samples by name, a video, and a folder to work in."""
 
-    spec: FromScratchConfig
+    spec: schema.FromScratchConfig
     processor: PromptProcessor
-    samples: dict[str, Sample]
-    clip: VideoRef
-    params: SamplingParams
+    samples: dict[str, types.Sample]
+    clip: types.VideoRef
+    params: types.SamplingParams
     folder: Path
 
     @property
@@ -84,21 +66,21 @@ class Questions:
         return "bfloat16" if self.processor.encoder.family.has_recurrent_layers else "float32"
 
 
-def questions(tiny: Any, family: str, clip: VideoRef, folder: Path) -> Questions:
+def questions(tiny: Any, family: str, clip: types.VideoRef, folder: Path) -> Questions:
     """Heads of 32, as vLLM's attention wants on a CPU; `clip` in place of the tiny model's video, which is shorter."""
     one, two, text, video, both, *_ = tiny.samples
     video, both = (
-        replace(sample, parts=tuple(clip if isinstance(part, VideoRef) else part for part in sample.parts))
+        replace(sample, parts=tuple(clip if isinstance(part, types.VideoRef) else part for part in sample.parts))
         for sample in (video, both)
     )
     known = tiny.processor.encoder
     cache = make_media_cache(max_bytes=10**8)
     processor = make_prompt_processor(known.family, known.hf_processor, media_cache=cache, video=VIDEO)
     return Questions(
-        spec=FromScratchConfig(
+        spec=schema.FromScratchConfig(
             family=family,
-            vision=VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
-            language=LanguageFromScratchConfig(
+            vision=schema.VisionFromScratchConfig(hidden_size=32, num_heads=2, intermediate_size=32),
+            language=schema.LanguageFromScratchConfig(
                 hidden_size=64, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=330, linear_head_dim=128
             ),
         ),
@@ -127,7 +109,7 @@ def facts(process: Forked, folder: Path) -> dict[str, dict[str, Any]]:
 class Scene:
     """A policy and what an engine draws beside it."""
 
-    def __init__(self, questions: Questions, *, lora: LoraConfig | None = None) -> None:
+    def __init__(self, questions: Questions, *, lora: schema.LoraConfig | None = None) -> None:
         self.spec, self.clip = questions.spec, questions.clip
         model = make_model(questions.spec, questions.processor.tokenizer, seed=1, dtype=questions.dtype)
         family = questions.processor.encoder.family
@@ -150,7 +132,7 @@ class Scene:
     def build_arguments(self, dtype: str, *, float32_output_layer: bool = False) -> dict[str, Any]:
         """Return the arguments of an engine."""
         return build_engine_args(
-            VllmConfig(gpu_memory_utilization=0.2, cpu_kv_cache_mib=64, max_num_seqs=64),
+            schema.VllmConfig(gpu_memory_utilization=0.2, cpu_kv_cache_mib=64, max_num_seqs=64),
             dtype=dtype,
             max_model_len=LONGEST,
             cuda=self.cuda,
@@ -184,24 +166,26 @@ class Scene:
         )
 
     def draw(
-        self, sampler: EngineSampler, params: SamplingParams | None = None, step: int = STEP
-    ) -> list[list[Rollout]]:
+        self, sampler: EngineSampler, params: types.SamplingParams | None = None, step: int = STEP
+    ) -> list[list[types.Rollout]]:
         return sampler.generate(list(self.prompts.values()), SIBLINGS, params or self.params, step=step)
 
-    def gaps(self, groups: Sequence[Sequence[Rollout]]) -> dict[str, float]:
+    def gaps(self, groups: Sequence[Sequence[types.Rollout]]) -> dict[str, float]:
         """Largest |engine - learner|, nats, by prompt."""
         return {name: self.gap(group) for name, group in zip(self.prompts, groups, strict=True)}
 
-    def gap(self, rollouts: Sequence[Rollout], tensor_provider: PromptProcessor | None = None) -> float:
+    def gap(self, rollouts: Sequence[types.Rollout], tensor_provider: PromptProcessor | None = None) -> float:
         return float(self._token_gaps(rollouts, tensor_provider).max())
 
-    def mean_gap(self, groups: Sequence[Sequence[Rollout]]) -> float:
+    def mean_gap(self, groups: Sequence[Sequence[types.Rollout]]) -> float:
         """Mean |engine - learner| of a token, nats, over all prompts."""
         return float(torch.cat([self._token_gaps(group) for group in groups]).mean())
 
     @torch.no_grad()
-    def _token_gaps(self, rollouts: Sequence[Rollout], tensor_provider: PromptProcessor | None = None) -> torch.Tensor:
-        experiences = [Experience(rollout=rollout, advantage=0.0) for rollout in rollouts]
+    def _token_gaps(
+        self, rollouts: Sequence[types.Rollout], tensor_provider: PromptProcessor | None = None
+    ) -> torch.Tensor:
+        experiences = [types.Experience(rollout=rollout, advantage=0.0) for rollout in rollouts]
         pad_id = self.processor.tokenizer.eos_token_id
         batch = collate(group_by_prompt(experiences), tensor_provider or self.processor, pad_id=pad_id)
         scores = self.policy.compute_logprobs(batch.to(self.policy.model.device))
@@ -223,14 +207,14 @@ class Scene:
         for name, parameter in self.policy.trainable.items():
             parameter.data.copy_(kept[name])
 
-    def show_media(self, sampler: EngineSampler, groups: Sequence[Sequence[Rollout]]) -> dict[str, Any]:
+    def show_media(self, sampler: EngineSampler, groups: Sequence[Sequence[types.Rollout]]) -> dict[str, Any]:
         """Show media to siblings, as tools do, and continue; then show them the last of the media again, and continue.
 
         The media are parts of an image, a frame of a video, and a passage.
         """
         (image,) = self.samples["one image"].images
         part = replace(image, crop=(4, 8, 40, 32))
-        frame = ImageRef(path=self.clip.path, sha256=self.clip.sha256, timestamp=1)
+        frame = types.ImageRef(path=self.clip.path, sha256=self.clip.sha256, timestamp=1)
         passage = replace(self.clip, start=1.0, end=4.0)
         media = {
             "text-only": [frame],
@@ -249,9 +233,9 @@ class Scene:
             "num shown": {name: len(group[0].observations) for name, group in shown.items()},
         }
 
-    def _append(self, rollout: Rollout, media: Sequence[MediaRef]) -> Rollout:
+    def _append(self, rollout: types.Rollout, media: Sequence[types.MediaRef]) -> types.Rollout:
         token_ids = tuple(self.processor.tokenizer("and").input_ids)
-        text = Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.ENVIRONMENT)
+        text = types.Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=types.Author.ENVIRONMENT)
         segments = [segment for ref in media for segment in (text, self.processor.build_tool_segment(ref), text)]
         return replace(rollout, segments=(*rollout.segments, *segments))
 
@@ -268,6 +252,6 @@ def refusal(act: Callable[[], Any]) -> str:
     """What an error says, or that there was none."""
     try:
         act()
-    except (UserError, RuntimeError) as error:
+    except (types.UserError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "accepted"

@@ -39,7 +39,7 @@ def test_a_torch_that_would_end_the_process_is_refused_before_it_is_tried(monkey
 
 
 @pytest.mark.slow
-def test_a_process_that_computed_gradients_before_is_told_to_begin_anew():
+def test_a_process_that_already_computed_gradients_is_refused():
     code = """
 import torch
 torch.ones((), requires_grad=True).backward()

@@ -12,29 +12,8 @@ from typing import Any
 
 from PIL import Image
 
+from mmrl import types
 from mmrl.config import Config
-from mmrl.types import (
-    Answer,
-    AnswerType,
-    Author,
-    ContentPart,
-    CoordinateSystem,
-    DatasetContext,
-    FinishReason,
-    Group,
-    ImageRef,
-    MediaPolicy,
-    Prompt,
-    ResizeMap,
-    Response,
-    RewardValue,
-    Rollout,
-    Sample,
-    SamplingParams,
-    Score,
-    Segment,
-    Target,
-)
 
 
 def png_bytes(size: tuple[int, int] = (40, 30), color: tuple[int, int, int] = (0, 0, 0)) -> bytes:
@@ -43,49 +22,51 @@ def png_bytes(size: tuple[int, int] = (40, 30), color: tuple[int, int, int] = (0
     return content.getvalue()
 
 
-def image_ref(path: Path) -> ImageRef:
+def image_ref(path: Path) -> types.ImageRef:
     """Return a reference to a file as it is now; the file need not be an image."""
-    return ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    return types.ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def write_file(path: Path, content: bytes) -> ImageRef:
+def write_file(path: Path, content: bytes) -> types.ImageRef:
     """Write a file, and the folders above it, and return a reference to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return image_ref(path)
 
 
-def make_context(folder: Path, **policy: Any) -> DatasetContext:
+def make_context(folder: Path, **policy: Any) -> types.DatasetContext:
     """A dataset's context in a folder whose files may be read; `policy` are further fields of `MediaPolicy`."""
     roots = (folder.resolve(),)
-    return DatasetContext(
-        work_dir=folder / "work", base_dir=folder, seed=0, media_policy=MediaPolicy(roots=roots, **policy)
+    return types.DatasetContext(
+        work_dir=folder / "work", base_dir=folder, seed=0, media_policy=types.MediaPolicy(roots=roots, **policy)
     )
 
 
 def make_sample(
     value: object = 3,
-    answer_type: AnswerType = AnswerType.NUMBER,
+    answer_type: types.AnswerType = types.AnswerType.NUMBER,
     *,
     id: str = "s",
     task: str = "count",
-    parts: tuple[ContentPart, ...] = ("How many?",),
-    coordinate_system: CoordinateSystem | None = None,
+    parts: tuple[types.ContentPart, ...] = ("How many?",),
+    coordinate_system: types.CoordinateSystem | None = None,
     media_index: int = 0,
     **fields: Any,
-) -> Sample:
-    target = Target(answer_type=answer_type, value=value, coordinate_system=coordinate_system, media_index=media_index)
-    return Sample(id=id, task=task, parts=parts, target=target, **fields)
+) -> types.Sample:
+    target = types.Target(
+        answer_type=answer_type, value=value, coordinate_system=coordinate_system, media_index=media_index
+    )
+    return types.Sample(id=id, task=task, parts=parts, target=target, **fields)
 
 
 def make_prompt(
-    sample: Sample | None = None,
+    sample: types.Sample | None = None,
     *,
-    resize_maps: tuple[ResizeMap, ...] = (),
-    coordinate_system: CoordinateSystem = CoordinateSystem.NORM_1,
-) -> Prompt:
+    resize_maps: tuple[types.ResizeMap, ...] = (),
+    coordinate_system: types.CoordinateSystem = types.CoordinateSystem.NORM_1,
+) -> types.Prompt:
     sample = sample or make_sample()
-    return Prompt(
+    return types.Prompt(
         sample=sample,
         token_ids=(1,),
         grids=(),
@@ -95,23 +76,23 @@ def make_prompt(
     )
 
 
-def make_answer(value: object = None) -> Answer:
+def make_answer(value: object = None) -> types.Answer:
     """A parsed answer; without a value, one whose tag is missing."""
-    return Answer(text="", thinking=None, value=value, problems=("no answer tag",) if value is None else ())
+    return types.Answer(text="", thinking=None, value=value, problems=("no answer tag",) if value is None else ())
 
 
 def make_response(
     text: str = "",
-    answer: Answer | None = None,
+    answer: types.Answer | None = None,
     *,
     num_tokens: int = 0,
-    resize_maps: tuple[ResizeMap, ...] = (),
-    coordinate_system: CoordinateSystem = CoordinateSystem.PX_ORIGINAL,
-) -> Response:
-    return Response(
+    resize_maps: tuple[types.ResizeMap, ...] = (),
+    coordinate_system: types.CoordinateSystem = types.CoordinateSystem.PX_ORIGINAL,
+) -> types.Response:
+    return types.Response(
         text=text,
         answer=answer or make_answer(),
-        finish_reason=FinishReason.EOS,
+        finish_reason=types.FinishReason.EOS,
         num_tokens=num_tokens,
         resize_maps=resize_maps,
         coordinate_system=coordinate_system,
@@ -119,29 +100,36 @@ def make_response(
 
 
 def make_rollout(
-    prompt: Prompt | None = None, index: int = 0, text: str = "", answer: Answer | None = None, *, num_tokens: int = 2
-) -> Rollout:
+    prompt: types.Prompt | None = None,
+    index: int = 0,
+    text: str = "",
+    answer: types.Answer | None = None,
+    *,
+    num_tokens: int = 2,
+) -> types.Rollout:
     """A finished rollout of `num_tokens` sampled tokens, each with a log-prob of -1."""
-    tokens = Segment(token_ids=(5,) * num_tokens, logprobs=(-1.0,) * num_tokens, author=Author.POLICY)
-    return Rollout(
+    tokens = types.Segment(token_ids=(5,) * num_tokens, logprobs=(-1.0,) * num_tokens, author=types.Author.POLICY)
+    return types.Rollout(
         prompt=prompt or make_prompt(),
         index=index,
         segments=(tokens,),
         text=text,
         answer=answer or make_answer(),
-        finish_reason=FinishReason.EOS,
-        sampling_params=SamplingParams(max_new_tokens=4),
+        finish_reason=types.FinishReason.EOS,
+        sampling_params=types.SamplingParams(max_new_tokens=4),
     )
 
 
-def make_score(**terms: float) -> Score:
+def make_score(**terms: float) -> types.Score:
     """A score whose terms have these values, without reasons, and whose total is their sum."""
-    values = {name: RewardValue(float(value), "") for name, value in terms.items()}
-    return Score(terms=values, total=float(sum(terms.values())))
+    values = {name: types.RewardValue(float(value), "") for name, value in terms.items()}
+    return types.Score(terms=values, total=float(sum(terms.values())))
 
 
-def make_group(prompt: Prompt, rollouts: Sequence[Rollout], scores: Sequence[Score], **fields: Any) -> Group:
-    return Group(prompt=prompt, rollouts=tuple(rollouts), scores=tuple(scores), **fields)
+def make_group(
+    prompt: types.Prompt, rollouts: Sequence[types.Rollout], scores: Sequence[types.Score], **fields: Any
+) -> types.Group:
+    return types.Group(prompt=prompt, rollouts=tuple(rollouts), scores=tuple(scores), **fields)
 
 
 def make_config(**sections: Mapping[str, Any]) -> Config:

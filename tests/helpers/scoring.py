@@ -1,20 +1,15 @@
 """Samples, rollouts and scorers that the tests of scoring share."""
 
 import json
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from factories import make_prompt, make_rollout, make_sample
 
 from mmrl.answer import ResponseFormat
-from mmrl.config import load_config
 from mmrl.config.schema import RewardTermConfig as Options
 from mmrl.config.schema import ScoringConfig
-from mmrl.policy.build import build_response_format
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer
-from mmrl.scoring.build import build_scorer
 from mmrl.scoring.trial import RewardTrial
 from mmrl.types import AnswerType, CoordinateSystem, ImageRef, ResizeMap, Size
 from mmrl_rewards.contract import bind, reward
@@ -70,23 +65,3 @@ def scored(judge, rollout_, step=0):
     """The score of one rollout in training."""
     (group,) = judge.score_groups([[rollout_]], step=step)
     return group.scores[0]
-
-
-@contextmanager
-def recipe_totals():
-    """Yields a function that scores a response by the terms of a recipe, with a scorer for each recipe."""
-    with ExitStack() as scorers:
-
-        @cache
-        def open_recipe(name, overrides):
-            config = load_config(RECIPES / f"{name}.yaml", overrides).config
-            return build_response_format(config), scorers.enter_context(closing(build_scorer(config, RECIPES)))
-
-        def total(name, text, sample, *overrides, **fields):
-            """The total of a response to a sample; `fields` are further ones of the rollout."""
-            response_format, scorer = open_recipe(name, overrides)
-            answer = response_format.parse(text, sample.target.answer_type)
-            response = replace(make_rollout(make_prompt(sample), 0, text, answer), **fields)
-            return scored(scorer, response).total
-
-        yield total

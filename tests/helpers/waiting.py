@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 PATIENCE_S = 600.0
 """Seconds after which a wait fails."""
@@ -24,3 +25,9 @@ def bounded() -> Iterator[None]:
     start = time.process_time()
     yield
     assert time.process_time() - start < CPU_S
+
+
+def alive(pid: int) -> bool:
+    """Return True while a process runs; a zombie does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"

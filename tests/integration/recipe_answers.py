@@ -12,21 +12,9 @@ from typing import Any
 
 import torch
 
-from mmrl import EngineContext, GeneratedTokens, GenerationRequest, RolloutEngine, SamplingParams
+from mmrl import EngineContext, GeneratedTokens, GenerationRequest, RolloutEngine, SamplingParams, types
 from mmrl.policy.batch import collate
 from mmrl.rollout.weight_sync import WeightStream
-from mmrl.types import (
-    Action,
-    AnswerType,
-    Author,
-    Environment,
-    Experience,
-    FinishReason,
-    Region,
-    Rollout,
-    Segment,
-    Target,
-)
 from mmrl.utils.observations import SEED_KEY
 from mmrl_datasets.environments import pages, phone
 
@@ -39,7 +27,9 @@ class AnsweringEngine(RolloutEngine):
 
     shares_weights = True
 
-    def __init__(self, context: EngineContext, recipe: str, make_environment: Callable[[], Environment] | None) -> None:
+    def __init__(
+        self, context: EngineContext, recipe: str, make_environment: Callable[[], types.Environment] | None
+    ) -> None:
         self.policy, self.processor = context.policy, context.processor
         self.recipe, self.make_environment = recipe, make_environment
 
@@ -57,7 +47,7 @@ class AnsweringEngine(RolloutEngine):
             continuations.append(siblings)
         return continuations
 
-    def answer(self, rollout: Rollout, sampling_params: SamplingParams, *, right: bool) -> GeneratedTokens:
+    def answer(self, rollout: types.Rollout, sampling_params: SamplingParams, *, right: bool) -> GeneratedTokens:
         """Return the tokens of the next turn of a rollout."""
         answer, sections = self.choose_answer(rollout, right=right)
         tags = self.processor.response_format._expected_sections()
@@ -67,13 +57,13 @@ class AnsweringEngine(RolloutEngine):
         ids: list[int] = []
         for segment in demonstration.segments:
             ids += segment.token_ids
-        return GeneratedTokens(ids, self.score(rollout, ids, sampling_params), FinishReason.EOS)
+        return GeneratedTokens(ids, self.score(rollout, ids, sampling_params), types.FinishReason.EOS)
 
-    def choose_answer(self, rollout: Rollout, *, right: bool) -> tuple[Target | str, Mapping[str, str]]:
+    def choose_answer(self, rollout: types.Rollout, *, right: bool) -> tuple[types.Target | str, Mapping[str, str]]:
         """Return an answer or a whole response, and the texts of the sections that hold a part of the answer."""
         sample = rollout.prompt.sample
         target = sample.target if right else make_wrong(sample.target)
-        text = partial(Target, answer_type=AnswerType.TEXT)
+        text = partial(types.Target, answer_type=types.AnswerType.TEXT)
         match self.recipe:
             case "mobile_r1" if sample.task == "phone":
                 return text(value=self.ask_expert(rollout) if right else NOTHING), {}
@@ -92,7 +82,7 @@ class AnsweringEngine(RolloutEngine):
                 return target, {"time": f"[{min(seconds)}, {max(seconds) + 1}]" if right else "[0, 0.1]"}
         return target, {}
 
-    def ask_expert(self, rollout: Rollout) -> str:
+    def ask_expert(self, rollout: types.Rollout) -> str:
         """Return what the expert of the environment does after the turns of a rollout."""
         environment, sample = self.make_environment(), rollout.prompt.sample
         environment.reset(sample, int(sample.meta.get(SEED_KEY, 0)))
@@ -102,11 +92,11 @@ class AnsweringEngine(RolloutEngine):
         return environment.expert()
 
     @torch.no_grad()
-    def score(self, rollout: Rollout, ids: Sequence[int], sampling_params: SamplingParams) -> list[float]:
+    def score(self, rollout: types.Rollout, ids: Sequence[int], sampling_params: SamplingParams) -> list[float]:
         """Return the log-probability of each token, in nats."""
-        segment = Segment(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), author=Author.POLICY)
+        segment = types.Segment(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), author=types.Author.POLICY)
         longer = replace(rollout, segments=(*rollout.segments, segment), sampling_params=sampling_params)
-        experience = Experience(rollout=longer, advantage=0.0)
+        experience = types.Experience(rollout=longer, advantage=0.0)
         pad_id = self.processor.tokenizer.eos_token_id
         batch = collate([[experience]], self.processor, pad_id=pad_id, shared_prefix=False)
         return self.policy.compute_logprobs(batch).logprobs_N[-len(ids) :].tolist()
@@ -119,28 +109,28 @@ class AnsweringEngine(RolloutEngine):
         return {str(self.policy.logits_dtype).removeprefix("torch.")}
 
 
-def make_wrong(target: Target) -> Target:
+def make_wrong(target: types.Target) -> types.Target:
     """Return an answer of the same type that is wrong."""
     value = target.value
     wrong: Any
     match target.answer_type:
-        case AnswerType.NUMBER:
+        case types.AnswerType.NUMBER:
             wrong = 3 - value if value in (1, 2) else value + 1  # of two replies, the other one
-        case AnswerType.CHOICE:
+        case types.AnswerType.CHOICE:
             wrong = "B" if value == "A" else "A"
-        case AnswerType.LATEX:
+        case types.AnswerType.LATEX:
             wrong = "12345"
-        case AnswerType.BOX:
+        case types.AnswerType.BOX:
             wrong = corner_of(value)
-        case AnswerType.BOXES:
-            wrong = () if value else (Region((0.0, 0.0, 90.0, 90.0)),)
-        case AnswerType.SPAN:
+        case types.AnswerType.BOXES:
+            wrong = () if value else (types.Region((0.0, 0.0, 90.0, 90.0)),)
+        case types.AnswerType.SPAN:
             wrong = (value[0], value[0] + (value[1] - value[0]) / 8)
-        case AnswerType.ACTION:
-            wrong = Action("press_back" if value.name != "press_back" else "enter", {})
-        case AnswerType.LIST:
+        case types.AnswerType.ACTION:
+            wrong = types.Action("press_back" if value.name != "press_back" else "enter", {})
+        case types.AnswerType.LIST:
             wrong = ("99",)
-        case AnswerType.JSON:
+        case types.AnswerType.JSON:
             wrong = [{**item, "bbox_2d": corner_of(item["bbox_2d"])} for item in value]
         case _:
             wrong = {"yes": "no", "no": "yes"}.get(value, NOTHING)

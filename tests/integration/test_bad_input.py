@@ -41,17 +41,6 @@ def raises(response, sample) -> float:
 """
 
 
-def lost_image(folder: Path) -> Config:
-    return train_on(jsonl(folder, [*rows(3), {**rows(1)[0], "id": "lost", "picture": "lost.png"}]))
-
-
-def damaged_image(folder: Path) -> Config:
-    source = jsonl(folder, rows(4))
-    whole = (folder / "2.png").read_bytes()
-    (folder / "2.png").write_bytes(whole[: len(whole) // 2])
-    return train_on(source)
-
-
 def train_on(*sources: Config) -> Config:
     return {"data": {"train": list(sources)}}
 
@@ -71,8 +60,6 @@ def own_reward(folder: Path, name: str, case_response: str | None = None) -> Con
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
-    "lost image": (lost_image, ["1 of 4 samples", "lost.png", "data.on_bad_sample=skip"]),
-    "bad image": (damaged_image, ["1 of 4 samples", "count/train/r2", "2.png", "damaged", "data.on_bad_sample=skip"]),
     "no label": (
         lambda folder: {**train_on(jsonl(folder, rows(4))), "stages": [sft_stage()]},
         ["count/train/r0", "no label", "target_field: target"],
@@ -85,8 +72,6 @@ MISTAKES: dict[str, tuple[Callable[[Path], Config], list[str]]] = {
         lambda _: {"stages": [rl_stage(advantage={"difficulty_weight": {"term": "cuont"}})]},
         ["stage 'rl': advantage.difficulty_weight.term: there is no reward term 'cuont'; there are count, format"],
     ),
-    "reward name": (lambda _: term("mmrl_rewards.number:exakt"), ["mmrl_rewards.number:exakt", "did you mean 'exact'"]),
-    "unknown reward module": (lambda _: term("mmrl_rewards.numbers:exact"), ["no module 'mmrl_rewards.numbers'"]),
     "reward that raises": (
         lambda folder: own_reward(folder, "raises"),
         ["reward 'raises'", "count/train/000000", "raised ZeroDivisionError", "(mine.py:6)"],
@@ -164,21 +149,6 @@ def test_an_override_that_a_function_refuses_is_named_as_such(tmp_path, in_proce
     path = write(experiment(tmp_path / "run", stages=[rl_stage()]), tmp_path / "bad.yaml")
     done = in_process("train", path, "data.train.0.args.image_px=1000000")
     assert_refused(done, "command line: data.train.0.args.image_px: data source", "must be less than or equal to 10000")
-
-
-def test_a_prompt_that_is_too_long_is_never_cut(tmp_path, in_process):
-    config = experiment(tmp_path / "run")
-    config["model"]["max_prompt_tokens"] = 10
-    done = in_process("train", write(config, tmp_path / "bad.yaml"))
-    assert_refused(done, "data.train: ", "count/train/0000", "tokens exceed model.max_prompt_tokens=10")
-    assert not (tmp_path / "run").exists()
-
-
-def test_bad_samples_may_be_skipped_and_are_counted_and_listed(tmp_path, in_process):
-    data = {**damaged_image(tmp_path)["data"], "on_bad_sample": "skip"}
-    config = experiment(tmp_path / "run", data=data, stages=[sft_stage(steps=1, target_field="target")])
-    done = succeed(in_process("train", write(config, tmp_path / "skip.yaml")))
-    assert "warning: data.train: 1 of 4 samples cannot be used and are left out:\n  count/train/r2: " in done.output
 
 
 FEW = """

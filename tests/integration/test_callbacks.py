@@ -151,22 +151,19 @@ def test_a_step_whose_callback_fails_is_in_the_files(tmp_path, in_process, line,
 
 
 @pytest.mark.parametrize(
-    ("text", "args", "message"),
+    ("text", "message"),
     [
-        ("def make(run):\n    return 3\n", {}, "returned 3, which has no method 'on_step_end'"),
-        ("def make():\n    pass\n", {}, "mine.py:1: make: a callback is called with (run)"),
-        ("def make(run, *, every: int):\n    pass\n", {"evry": 2}, "has no option 'evry'; did you mean 'every'?"),
-        ("def make(run:\n", {}, "mine.py:1: syntax error"),
-        (source("('my/x',)"), {}, "`metrics` are ('my/x',), not a tuple of mmrl.Metric"),
-        (source("Metric('my/x', 'X.')"), {}, "not a tuple of mmrl.Metric"),
-        (source("(Metric('my/x', 'X.', form='3g3'),)"), {}, "mine.py:4: ValueError: Invalid format specifier"),
-        (source("(Metric('reward/term/x', 'X.'),)"), {}, "term/x' is taken, as mmrl writes 'reward/term/<term>'"),
-        (source("(Metric('my/x', 'X.'),) * 2"), {}, "'my/x' is taken, as another callback has it"),
+        ("def make(run):\n    return 3\n", "returned 3, which has no method 'on_step_end'"),
+        (source("('my/x',)"), "`metrics` are ('my/x',), not a tuple of mmrl.Metric"),
+        (source("Metric('my/x', 'X.')"), "not a tuple of mmrl.Metric"),
+        (source("(Metric('my/x', 'X.', form='3g3'),)"), "mine.py:4: ValueError: Invalid format specifier"),
+        (source("(Metric('reward/term/x', 'X.'),)"), "term/x' is taken, as mmrl writes 'reward/term/<term>'"),
+        (source("(Metric('my/x', 'X.'),) * 2"), "'my/x' is taken, as another callback has it"),
     ],
 )
-def test_unusable_callback_is_refused_before_the_run_begins(tmp_path, in_process, text, args, message):
+def test_unusable_callback_is_refused_before_the_run_begins(tmp_path, in_process, text, message):
     (tmp_path / "mine.py").write_text(text)
-    done = in_process("train", config_of(tmp_path, "./mine.py:make", **args))
+    done = in_process("train", config_of(tmp_path, "./mine.py:make"))
     assert done.code != 0
     assert message in done.errors
     assert not (tmp_path / "run").exists()

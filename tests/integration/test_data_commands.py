@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import TINY, Command, experiment, refuse, rl_stage, sft_stage, succeed, write
+from harness import TINY, Command, experiment, rl_stage, sft_stage, succeed, write
 from PIL import Image
 
 from mmrl.utils.processes import list_tree
@@ -467,17 +467,3 @@ def test_an_image_and_a_video_are_checked_and_shown(tmp_path, in_process, clip, 
     assert sum(counts["image"]) + sum(counts["video"]) == visual
     assert f"{visual} of them visual" in shown.output
     assert (np.asarray(Image.open(tmp_path / "seen.png")) == (18, 183, 106)).all(axis=2).any()
-
-
-def test_a_video_that_is_cut_off_is_found(tmp_path, in_process, clip):
-    (tmp_path / "mine.py").write_text(CLIPS)
-    noise_image(0).save(tmp_path / "0.png")
-    (tmp_path / "clip.mp4").write_bytes(Path(clip.path).read_bytes()[:2000])
-    path = write_config(tmp_path, {"train": [{"fn": "./mine.py:rows"}]})
-    settings = ("stages.rl.prompts_per_step=1", "rewards.terms=[{fn: box:iou}]")
-    for workers in ("data.media_workers=0", "data.media_workers=1"):
-        _, report = run_check(in_process, path, *settings, workers)
-        assert [code for code, *_ in found(report)] == ["media", "empty", "too_few"]
-        assert "clip.mp4" in report["findings"][0]["message"]
-        refused = in_process("train", path, *settings, workers, "--run-dir", tmp_path / "run")
-        refuse(refused, "data.train: 1 of 1 samples cannot be used", "clip.mp4")

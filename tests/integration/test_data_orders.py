@@ -119,12 +119,3 @@ def test_a_stage_for_which_a_selection_keeps_too_few_samples_is_refused_before_t
     assert "stage 'single' needs 4 prompts per step and stage 'best' keeps 1 samples, so" in done.errors
     assert "raise repeat_samples_to, or lower prompts_per_step" in done.errors
     assert not (tmp_path / "run/metrics.jsonl").exists()
-
-
-def test_a_phase_without_enough_samples_is_refused(tmp_path, in_process):
-    order = {"kind": "curriculum", "phases": [{"when": {"task": ["nothing"]}, "max_samples": 8}, {}]}
-    done = in_process(
-        "train", write(experiment(tmp_path / "run", stages=[rl_stage(data_order=order)]), tmp_path / "c.yaml")
-    )
-    assert done.code == 2
-    assert "stage 'rl' needs 4 samples a step and phase 0 of its data_order has 0: see its `when`" in done.errors

@@ -6,13 +6,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from browsers import BROWSER
 from harness import Command, metrics, succeed
 from zoom_runs import check_all_occurred
 
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-BROWSER = Path("/usr/bin/chromium")
 SMALL = (
     *("data.train.0.args.size=8", "data.validation.0.args.size=2", "data.test.0.args.size=4"),
     *("stages.cold.steps=2", "stages.cold.prompts_per_step=4", "stages.cold.validation.every=2"),
@@ -45,7 +45,7 @@ def test_minigrid_is_learned_from_an_expert_and_by_grpo(tmp_path, in_process):
     check_all_occurred(steps["cold"], "environment/media_shown")
 
 
-@pytest.mark.skipif(not BROWSER.exists(), reason=f"there is no browser {BROWSER}")
+@pytest.mark.skipif(not Path(BROWSER).exists(), reason=f"there is no browser {BROWSER}")
 def test_buttons_are_clicked_in_a_browser(tmp_path, in_process):
     pytest.importorskip("playwright.sync_api")
     if find_spec("miniwob") is None:

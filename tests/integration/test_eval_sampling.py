@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import harness
 import pytest
 from benchmark_rows import write_rows
 from harness import refuse, succeed
@@ -17,15 +18,7 @@ RETHINK = "[{kind: generate}, {kind: rethink, correct: [correct], max_new_tokens
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory) -> Path:
-    """Six questions about six images, as canonical JSONL."""
-    folder = tmp_path_factory.mktemp("questions")
-    rows = []
-    for number in range(6):
-        Image.new("RGB", (32, 32), (40 * number, 0, 0)).save(folder / f"{number}.png")
-        row = {"id": f"q{number}", "images": f"{number}.png", "question": "How many red shapes?", "answer": number % 3}
-        rows.append({**row, "answer_type": "count"})
-    write_rows(folder / "six.jsonl", rows)
-    return folder / "six.jsonl"
+    return harness.questions(tmp_path_factory.mktemp("questions"))
 
 
 class Results:
@@ -107,7 +100,7 @@ def test_corrupted_images_change_the_prompts(evaluate):
         results = evaluate(f"corruption={corruption}")
         assert results.generation["corruption"] == corruption
         assert f"| corruption | {corruption} |" in results.page
-        assert results.report["items"] == 6
+        assert results.report["items"] == 10
         prompts.add(results.generation["prompts"])
     assert len(prompts) == 4
 

@@ -43,7 +43,7 @@ def train(in_process: Command, folder: Path, run: Path, *overrides: str):
 
 
 @pytest.mark.slow
-def test_it_trains_and_its_export_is_loaded_and_evaluated(folder, tmp_path, in_process):
+def test_internvl_trains_and_its_export_is_loaded_and_evaluated(folder, tmp_path, in_process):
     succeed(train(in_process, folder, tmp_path / "run"))
     last = metrics(tmp_path / "run")[-2]  # the last record is the reward on the test set
     assert min(last[f"learner/grad_norm/{part}"] for part in ("vision", "projector", "language")) > 0

@@ -61,7 +61,7 @@ def test_transformers_loads_it_as_the_familys_class_with_the_checkpoints_weights
     assert torch.equal(exported, expected)
 
 
-def test_it_generates_and_ends_with_the_tokenizer_of_training(trained):
+def test_an_exported_model_generates_and_ends_with_the_tokenizer_of_training(trained):
     model, tokenizer = load(trained / "model"), AutoProcessor.from_pretrained(trained / "model").tokenizer
     generation = model.generation_config
     assert (generation.eos_token_id, generation.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
@@ -85,7 +85,7 @@ def test_an_evaluation_gives_it_the_rewards_of_training(trained, tmp_path, in_pr
     assert json.loads((tmp_path / "report.json").read_text())["rewards"] == {"count": task["after"]}
 
 
-def test_it_trains_on_in_a_new_run(trained, tmp_path, in_process):
+def test_an_exported_model_trains_in_a_new_run(trained, tmp_path, in_process):
     """In bfloat16, though it is in float32: test_lora.py and test_family_runs.py keep the type."""
     config = short(tmp_path / "on", path=str(trained / "model"), dtype="bfloat16")
     config["stages"] = [sft_stage(steps=1), rl_stage(steps=1)]

@@ -32,7 +32,7 @@ def steps_of(run_dir: Path) -> list[dict[str, Any]]:
     return [record for record in metrics(run_dir) if record["stage"] == "rl" and "learner/loss" in record]
 
 
-def test_everything_is_done_at_once(runs):
+def test_a_run_with_tools_replay_partial_rollouts_and_rethinking_uses_all_of_them(runs):
     cold = [record["learner/loss"] for record in metrics(runs / "base") if "learner/loss" in record][:50]
     assert cold[-1] < cold[0] / 20  # each layer learns: with transformers' own initial values it would not so soon
     steps = steps_of(runs / "whole")
@@ -56,7 +56,7 @@ def test_everything_is_done_at_once(runs):
     assert any({"environment", "forced"} <= of for of in authors)
 
 
-def test_a_frozen_router_is_no_weight_that_is_trained(runs):
+def test_a_frozen_router_is_not_trained(runs):
     for record in steps_of(runs / "base"):
         assert 0.0 < record["policy/router_load_entropy"] <= 1.0
     checkpoint = max((runs / "base" / "checkpoints").iterdir())
@@ -65,7 +65,7 @@ def test_a_frozen_router_is_no_weight_that_is_trained(runs):
     assert not any(name.endswith("mlp.gate.weight") for name in names)
 
 
-def test_such_a_run_goes_on_as_if_it_had_never_stopped(runs, tmp_path, in_process):
+def test_stopped_run_of_a_family_resumes_byte_equal(runs, tmp_path, in_process):
     config = json.loads((runs / "whole.yaml").read_text())
     config["run"]["dir"] = str(tmp_path / "run")
     file = write(config, tmp_path / "run.yaml")

@@ -75,7 +75,6 @@ MODEL: Settings = {"model": {"path": "{folder}/model"}}
 QWEN = {"model/config.json": '{"model_type": "qwen2_5_vl"}'}
 SHARDS = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})
 GENERATE = {"kind": "generate"}
-TOOL = {"kind": "tools", "tools": [{"fn": "./mine.py:tool", "args": {"limt": 2}}]}
 RETHINK = {"kind": "rethink", "max_new_tokens": 4, "correct": ["cuont"]}
 
 
@@ -118,9 +117,6 @@ MISTAKES = {
         ["it cannot be fetched as a hub id", "HF_HUB_OFFLINE", "HF_HOME", "`hf download Qwen/Qwen2.5-VL-3B-Instruct`"],
     ),
     "reward option": Mistake(WRONG_REWARD_OPTION, ["has no option 'tolerence'; did you mean 'tolerance'?"]),
-    "tool option": Mistake(
-        {"stages": [rl_stage(rollout_steps=[GENERATE, TOOL])]}, ["has no option 'limt'; did you mean 'limit'?"]
-    ),
     "data option": Mistake(
         {"data": {"train": [{"fn": "./mine.py:samples"}], "test": [{"fn": "./mine.py:samples", "args": {"spilt": 1}}]}},
         ["has no option 'spilt'; did you mean 'split'?"],
@@ -128,9 +124,6 @@ MISTAKES = {
     "rethinking term": Mistake(
         {"stages": [rl_stage(rollout_steps=[GENERATE, RETHINK])]},
         ["stages.0.rollout_steps.1.correct: ", "there is no reward term 'cuont'; there are count, format"],
-    ),
-    "callback signature": Mistake(
-        {"callbacks": [{"fn": "./mine.py:callback"}]}, ["mine.py:10", "a callback is called with (run)"]
     ),
     "taken directory": Mistake({}, ["thesis.tex", "is not an mmrl run directory"], {"run/thesis.tex": ""}),
     "file in the way": Mistake(
@@ -182,7 +175,7 @@ def test_a_wrong_option_of_each_kind_of_function_is_refused_with_its_line(tmp_pa
     assert f": {key}.args.limit: " in problems[0] and "option 'limit' = 'high': must be a valid integer" in problems[0]
 
 
-def test_a_benchmark_that_is_a_function_is_loaded_too(tmp_path):
+def test_a_missing_function_of_a_benchmark_is_refused(tmp_path):
     benchmarks = [{"name": "b", "benchmark": "./mine.py:gone", "data": ["q.jsonl"]}]
     path = write(experiment(tmp_path / "run", evaluation={"benchmarks": benchmarks}), tmp_path / "bad.yaml")
     (problem,) = find_problems(load_config(path))
@@ -231,13 +224,17 @@ def test_vllm_must_be_there_for_the_device_of_torch(monkeypatch, tmp_path, insta
     [
         ({"media": {"video_reader": "decord"}}, r"media.video_reader: decord is not installed; .*, or use `pyav`"),
         ({"deepspeed": {"zero_stage": 3}}, r"deepspeed: it is not installed; pip install 'mmrl\[deepspeed\]'"),
+        (
+            {"logging": {"trackers": ["wandb"]}},
+            r"bad.yaml:\d+: logging.trackers: wandb is not installed; pip install 'mmrl\[wandb\]'",
+        ),
     ],
 )
-def test_a_missing_library_is_named_before_any_file_is_opened(monkeypatch, tmp_path, section, message):
+def test_a_missing_library_is_named_before_any_file_is_opened(monkeypatch, tmp_path, in_process, section, message):
     monkeypatch.setattr(available, "find_spec", lambda _: None)
-    config = Config.model_validate_json(json.dumps(experiment(tmp_path, **section)))
-    with pytest.raises(UserError, match=message):
-        available.check_model_and_libraries(config)
+    done = in_process("train", write(experiment(tmp_path / "run", **section), tmp_path / "bad.yaml"))
+    assert done.code == 2 and re.search(message, done.errors), done.errors
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("options", [[], ["--nproc", 2]])

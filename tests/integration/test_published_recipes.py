@@ -19,6 +19,7 @@ from PIL import Image
 from published_rows import make_small
 from recipe_answers import NOTHING, make_wrong
 from serving import judging, reply, served
+from zoom_runs import check_all_occurred
 
 from mmrl.config import Config, explain, load_config
 from mmrl.config.recipes import LABELS, read_header
@@ -40,6 +41,11 @@ NOT_BY_TARGET = {"clip_reward", "dress", "fgaif", "frame_thinker", "mobile_r1", 
 NOT_BY_TARGET |= {"time_master", "vrag_rl"}
 """Recipes whose rewards read more of a response than an answer of the target's type, or no target."""
 ANSWERS = Path(recipe_answers.__file__)
+EPISODES = {
+    "vrag_rl": {"cold": ("media_shown", "terminated"), "rl": ("turns", "terminated")},
+    "mobile_r1": {"imitation": ("media_shown", "terminated"), "tasks": ("turns",)},
+}
+"""What must happen in the episodes of stages that act or imitate an expert."""
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +132,9 @@ def test_a_published_recipe_learns_from_its_own_rewards(name, tmp_path, tiny_mod
     trained = [stage.name for stage in config.training_stages]
     stages = Counter(record["stage"] for record in told if "learner/lr" in record)
     assert stages == dict.fromkeys(trained, NUM_STEPS)
+    for stage, happened in EPISODES.get(name, {}).items():
+        steps = [record for record in told if record["stage"] == stage and "learner/lr" in record]
+        check_all_occurred(steps, *(f"environment/{what}" for what in happened))
     norms = [(record["stage"], record["learner/grad_norm"]) for record in told if "learner/grad_norm" in record]
     assert len(norms) == NUM_STEPS * len(trained)
     assert all(norm > 0 and isfinite(norm) for _, norm in norms), norms

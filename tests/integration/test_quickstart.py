@@ -27,7 +27,7 @@ def quickstart(tmp_path_factory) -> tuple[Done, Path]:
 
 
 @pytest.mark.slow
-def test_it_runs_and_shows_the_table(quickstart):
+def test_quickstart_runs_and_shows_the_table(quickstart):
     done, run_dir = quickstart
     assert done.code == 0, done.errors
     assert not done.errors

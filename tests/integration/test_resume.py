@@ -137,7 +137,7 @@ def test_moving_reference_continues_where_it_was(tmp_path, in_process, reference
 
 
 @pytest.mark.parametrize("reference", [{}, {"update": "ema", "ema_decay": 0.5}])
-def test_stages_that_freeze_different_parts_resume_exactly(tmp_path, in_process, reference):
+def test_a_resumed_run_whose_stages_freeze_different_parts_is_byte_equal(tmp_path, in_process, reference):
     """A tower that is trained, then frozen (and its features cached), then trained while the rest is frozen."""
     loss = {"kl": {"coef": 0.05}, "entropy": {"coef": 0.1}}  # the bonus moves the weights, whatever is rewarded
     stages = [sft_stage(steps=3), rl_stage(steps=4, loss=loss, reference=reference, freeze=["vision", "projector"])]
@@ -223,49 +223,39 @@ def table_copy(table_run, tmp_path) -> Path:
     return Path(shutil.copytree(table_run, tmp_path / "copy"))
 
 
-def _edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
+def change_row(file: Path, number: int, **changes: object) -> None:
+    lines = file.read_text().splitlines()
+    lines[number] = json.dumps(json.loads(lines[number]) | changes)
+    file.write_text("\n".join(lines) + "\n")
+
+
+def reverse_rows(file: Path) -> None:
+    file.write_text("".join(reversed(file.read_text().splitlines(keepends=True))))
 
 
 def _redraw(path: Path) -> None:
     Image.new("RGB", (32, 32), (1, 2, 3)).save(path)
 
 
-SOURCE = "data.train.0 (mmrl_datasets.readers.table:rows)"
-CHANGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+SOURCE, TRAIN, HELD = "(mmrl_datasets.readers.table:rows): sample count/train/", "rows.jsonl", "held.jsonl"
+CHANGES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "a redrawn picture": (
         lambda folder: _redraw(folder / "3.png"),
-        [f"{SOURCE}: sample count/train/r3: media 0 (", "3.png) changed", "(1 difference)"],
+        [f"data.train.0 {SOURCE}r3: media 0 (", "3.png) changed", "(1 difference)"],
     ),
-    "another answer": (
-        lambda folder: _edit(
-            folder / "rows.jsonl",
-            '"id": "r2", "question": "How many?", "count": 2',
-            '"id": "r2", "question": "How many?", "count": 3',
-        ),
-        [f"{SOURCE}: sample count/train/r2: target changed"],
-    ),
-    "another question": (
-        lambda folder: _edit(
-            folder / "rows.jsonl", '"id": "r2", "question": "How many?"', '"id": "r2", "question": "?"'
-        ),
-        [f"{SOURCE}: sample count/train/r2: question changed"],
-    ),
+    "another answer": (lambda folder: change_row(folder / TRAIN, 2, count=3), [f"{SOURCE}r2: target changed"]),
+    "another question": (lambda folder: change_row(folder / TRAIN, 2, question="?"), ["/r2: question changed"]),
     "a lost row and a new one": (
-        lambda folder: _edit(folder / "rows.jsonl", '"id": "r5"', '"id": "r9"'),
+        lambda folder: change_row(folder / TRAIN, 5, id="r9"),
         ["sample count/train/r5 is gone", "sample count/train/r9 is new", "(2 differences)"],
     ),
     "another order": (
-        lambda folder: (folder / "rows.jsonl").write_text(
-            "".join(reversed((folder / "rows.jsonl").read_text().splitlines(keepends=True)))
-        ),
+        lambda folder: reverse_rows(folder / TRAIN),
         ["data.train: the samples come in another order, from count/train/r7 on"],
     ),
     "a held-out answer": (
-        lambda folder: _edit(folder / "held.jsonl", '"count": 2', '"count": 1'),
-        ["data.test.0 (mmrl_datasets.readers.table:rows): sample count/train/tr2: target changed"],
+        lambda folder: change_row(folder / HELD, 2, count=1),
+        [f"data.test.0 {SOURCE}tr2: target changed"],
     ),
 }
 

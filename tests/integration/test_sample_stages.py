@@ -5,21 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
 from factories import make_context
-from harness import (
-    check_metrics_alike,
-    counting,
-    experiment,
-    metrics,
-    reproducible_files,
-    rl_stage,
-    run_mmrl,
-    sft_stage,
-    succeed,
-    undisturbed,
-    write,
-)
 from json_lines import read_json_lines
 
 from mmrl.checkpoint.atomic_folder import commit_partial
@@ -48,24 +36,26 @@ def recipe(run_dir: Path) -> dict[str, Any]:
         "max_responses": 2,
     }
     route = {"name": "hard", "kind": "select", "results_of": "draw", "correct": ["count"], "range": [0.0, 0.9]}
-    learn = sft_stage(name="imitate", samples_of="right", target_field="response", steps=3, validation=None)
-    rl = rl_stage(samples_of="hard", steps=2, data_order={"kind": "sorted", "column": "pass_rate", "descending": True})
-    return experiment(
+    learn = harness.sft_stage(name="imitate", samples_of="right", target_field="response", steps=3, validation=None)
+    rl = harness.rl_stage(
+        samples_of="hard", steps=2, data_order={"kind": "sorted", "column": "pass_rate", "descending": True}
+    )
+    return harness.experiment(
         run_dir,
         data={
-            "train": [counting("train", 12, label_miss_prob=0.2)],
-            "validation": [counting("validation", 8)],
-            "test": [counting("test", 6)],
+            "train": [harness.counting("train", 12, label_miss_prob=0.2)],
+            "validation": [harness.counting("validation", 8)],
+            "test": [harness.counting("test", 6)],
         },
         checkpoints={"every": 10, "keep_last": 1, "best": {"metric": "validation/mean"}},
-        stages=[sft_stage(steps=40, validation={"every": 10}), draw, reject, route, learn, rl],
+        stages=[harness.sft_stage(steps=40, validation={"every": 10}), draw, reject, route, learn, rl],
     )
 
 
 @pytest.fixture(scope="module")
 def sample_table(tmp_path_factory) -> Path:
     """The run directory of the recipe, undisturbed."""
-    return undisturbed(tmp_path_factory, "sample_table", recipe)
+    return harness.undisturbed(tmp_path_factory, "sample_table", recipe)
 
 
 def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
@@ -80,7 +70,7 @@ def test_all_sampled_rollouts_are_written(sample_table):
     assert {row["terms"]["count"] for row in drawn} == {0.0, 1.0}  # the cold start left something to choose
     seconds = [row for row in drawn if row["rethink"]]
     assert 0 < len(seconds) < 48 and all(" Wait." in row["response"] for row in seconds)
-    sampled = next(record for record in metrics(sample_table) if record["stage"] == "draw")
+    sampled = next(record for record in harness.metrics(sample_table) if record["stage"] == "draw")
     assert sampled["rethink/frac"] == len(seconds) / 48
     assert sampled["reward/term/count"] == pytest.approx(sum(row["terms"]["count"] for row in drawn) / 48)
 
@@ -99,7 +89,9 @@ def test_select_stages_keep_the_right_rollouts(sample_table):
 
 
 def test_later_stages_train_on_the_selected_samples(sample_table):
-    learned = [record for record in metrics(sample_table) if record["stage"] == "imitate" and "learner/loss" in record]
+    learned = [
+        record for record in harness.metrics(sample_table) if record["stage"] == "imitate" and "learner/loss" in record
+    ]
     assert len(learned) == 3 and all(record["learner/grad_norm"] > 0 for record in learned)
     first = read_json_lines(sample_table / "rollouts" / "rl-000001.jsonl")
     hard = sorted(rows(sample_table, "hard"), key=lambda row: -row["pass_rate"])
@@ -123,14 +115,14 @@ def test_another_run_reads_the_tables(sample_table):
 
 
 def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table, tmp_path, in_process):
-    config = write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
-    done = run_mmrl("train", config, fault=("mmrl.training.sample_stage:_append_rows", 3, "SIGKILL"))
+    config = harness.write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
+    done = harness.run_mmrl("train", config, fault=("mmrl.training.sample_stage:_append_rows", 3, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     drawn = tmp_path / "run" / "outputs" / "draw.jsonl"
     assert drawn.read_bytes() == b"".join((sample_table / "outputs" / "draw.jsonl").read_bytes().splitlines(True)[:40])
     drawn.write_bytes(drawn.read_bytes()[:-7])  # as if it had been killed while it wrote
     assert in_process("train", config).code == 0
-    assert reproducible_files(tmp_path / "run") == reproducible_files(sample_table)
+    assert harness.reproducible_files(tmp_path / "run") == harness.reproducible_files(sample_table)
     for name in ("draw", "right", "hard"):
         file = f"outputs/{name}.jsonl"
         assert (tmp_path / "run" / file).read_bytes() == (sample_table / file).read_bytes()
@@ -151,19 +143,21 @@ def test_a_first_sample_stage_begins_once_the_first_checkpoint_is_on_the_disk(tm
     monkeypatch.setattr("mmrl.checkpoint.manager.commit_partial", commit_late)
     monkeypatch.setattr("mmrl.training.run.run_sample_stage", look_and_run)
     draw = {"name": "draw", "kind": "sample", "group_size": 1, "prompts_per_step": 2}
-    learn = sft_stage(steps=1, validation=None)
-    sources = {"train": [counting("train", 2)], "validation": [], "test": []}
-    config = experiment(tmp_path / "run", data=sources, checkpoints={"async_save": True}, stages=[draw, learn])
-    succeed(in_process("train", write(config, tmp_path / "first.yaml")))
+    learn = harness.sft_stage(steps=1, validation=None)
+    sources = {"train": [harness.counting("train", 2)], "validation": [], "test": []}
+    config = harness.experiment(tmp_path / "run", data=sources, checkpoints={"async_save": True}, stages=[draw, learn])
+    harness.succeed(in_process("train", harness.write(config, tmp_path / "first.yaml")))
     assert seen == [["00-000000"]]
 
 
 @pytest.mark.slow
 def test_two_processes_sample_and_select_as_one_does(sample_table, tmp_path):
     """Tables, validation, and the best checkpoint of its choice."""
-    succeed(run_mmrl("train", write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2))
-    check_metrics_alike(metrics(tmp_path / "run"), metrics(sample_table))
-    assert sum("validation/mean" in record for record in metrics(sample_table)) == 4
+    harness.succeed(
+        harness.run_mmrl("train", harness.write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml"), "--nproc", 2)
+    )
+    harness.check_metrics_alike(harness.metrics(tmp_path / "run"), harness.metrics(sample_table))
+    assert sum("validation/mean" in record for record in harness.metrics(sample_table)) == 4
     for name in ("draw", "right", "hard"):
         assert rows(tmp_path / "run", name) == rows(sample_table, name)
     kept = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (tmp_path / "run", sample_table)]

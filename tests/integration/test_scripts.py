@@ -1,5 +1,6 @@
-"""The scripts in tools/ start, and tools/exactness.py finds the two layouts equal and planted errors far apart."""
+"""The scripts in tools/ start; those that check exactness, calls of a step and faults find what they must."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -33,3 +34,25 @@ def test_layouts_agree_in_every_family(family):
             assert min(float(logprobs), float(gradient)) > 1e-3
         else:
             assert float(logprobs) <= LOGPROBS and float(gradient) <= GRADIENTS
+
+
+@pytest.mark.slow
+def test_a_step_without_an_environment_calls_none_of_their_functions(tmp_path):
+    run = run_forked(TOOLS / "dev" / "trace_step.py", "--list", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    called = re.findall(r"^  (mmrl/\S+\.py: \S+)$", run.stdout, re.MULTILINE)
+    assert "mmrl/training/rl.py: run_rl_stage" in called
+    assert [name for name in called if re.search("environment|episodes|algo/credit|divide_by_turn", name)] == []
+
+
+# What befalls several processes is tried in test_launch.py and test_verify_resume.py; SIGKILL, SIGTERM, a full disk,
+# damaged checkpoints and another config in test_resume.py and test_bad_input.py.
+FAULTS = ["episodes", "read_only", "not_a_number", "clock"]
+
+
+@pytest.mark.slow
+def test_a_run_with_faults_loses_nothing():
+    done = run_forked(TOOLS / "faults.py", "--kills", 2, "--only", *FAULTS, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("|") and line.endswith("| nothing |")]
+    assert len(rows) == len(FAULTS)

@@ -6,20 +6,9 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import harness
 import pytest
 from fork_server import Forked
-from harness import (
-    counting,
-    experiment,
-    metrics,
-    refuse,
-    reproducible_files,
-    rl_stage,
-    run_mmrl,
-    sft_stage,
-    succeed,
-    write,
-)
 from waiting import PATIENCE_S, wait_for
 
 import mmrl.media.cache as cache_module
@@ -27,7 +16,10 @@ import mmrl.policy.processor as processor_module
 from mmrl.policy.encoder import PromptEncoder
 
 STREAMED = {
-    "train": [counting("train", 40, label_miss_prob=0.2) | {"weight": 3.0}, {"fn": "./mine.py:endless", "weight": 1.0}],
+    "train": [
+        harness.counting("train", 40, label_miss_prob=0.2) | {"weight": 3.0},
+        {"fn": "./mine.py:endless", "weight": 1.0},
+    ],
     "streaming": {"shuffle_buffer_size": 8},
     "on_bad_sample": "skip",
 }
@@ -49,17 +41,17 @@ def streamed(run_dir: Path, **data: object) -> dict[str, object]:
     """Imitation and reinforcement on a mixture of two streams, one of them endless and with bad rows."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     (run_dir.parent / "mine.py").write_text(ENDLESS)
-    stages = [sft_stage(steps=6), rl_stage(steps=6, max_steps_without_signal=7)]
-    return experiment(run_dir, stages=stages, data=STREAMED | data)
+    stages = [harness.sft_stage(steps=6), harness.rl_stage(steps=6, max_steps_without_signal=7)]
+    return harness.experiment(run_dir, stages=stages, data=STREAMED | data)
 
 
 @pytest.mark.slow
 def test_prefetching_processes_change_no_byte(tmp_path, whole, in_process, monkeypatch):
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)  # so that every step has work for them
-    config = experiment(tmp_path / "run")
+    config = harness.experiment(tmp_path / "run")
     config["data"]["media_workers"] = 1
-    assert in_process("train", write(config, tmp_path / "tiny.yaml")).code == 0
-    assert reproducible_files(tmp_path / "run") == reproducible_files(whole)
+    assert in_process("train", harness.write(config, tmp_path / "tiny.yaml")).code == 0
+    assert harness.reproducible_files(tmp_path / "run") == harness.reproducible_files(whole)
 
 
 def test_an_image_is_decoded_and_processed_once_a_step(tmp_path, in_process, monkeypatch):
@@ -70,43 +62,47 @@ def test_an_image_is_decoded_and_processed_once_a_step(tmp_path, in_process, mon
     monkeypatch.setattr(processor_module, "_CACHE_BYTES", 1)
     monkeypatch.setattr(cache_module, "open_image", lambda ref, *a: opened.update([ref.path]) or open_image(ref, *a))
     monkeypatch.setattr(PromptEncoder, "encode", lambda self, s: processed.append(s.id) or process(self, s))
-    stage = rl_stage(steps=1, prompts_per_step=6, group_size=8, ppo_epochs=2)
-    config = experiment(tmp_path / "run", stages=[stage], data={"train": [counting("train", 6)]})
-    assert in_process("train", write(config, tmp_path / "tiny.yaml")).code == 0
-    assert "policy/reference_kl_nats" in metrics(tmp_path / "run")[-1]
+    stage = harness.rl_stage(steps=1, prompts_per_step=6, group_size=8, ppo_epochs=2)
+    config = harness.experiment(tmp_path / "run", stages=[stage], data={"train": [harness.counting("train", 6)]})
+    assert in_process("train", harness.write(config, tmp_path / "tiny.yaml")).code == 0
+    assert "policy/reference_kl_nats" in harness.metrics(tmp_path / "run")[-1]
     assert len(processed) == len(set(processed)) == 6
     assert len(opened) == 6
     assert set(opened.values()) == {1}  # decoded at the start, and still in memory for the step
 
 
 @pytest.mark.slow
-def test_streams_mixed_by_weight_resume_exactly(tmp_path, in_process):
-    config = write(streamed(tmp_path / "a" / "run"), tmp_path / "a" / "tiny.yaml")
-    done = succeed(in_process("train", config))
-    records = metrics(tmp_path / "a" / "run")
+def test_a_resumed_run_on_streams_mixed_by_weight_is_byte_equal(tmp_path, in_process):
+    config = harness.write(streamed(tmp_path / "a" / "run"), tmp_path / "a" / "tiny.yaml")
+    done = harness.succeed(in_process("train", config))
+    records = harness.metrics(tmp_path / "a" / "run")
     assert sum(record.get("data/dropped", 0) for record in records) > 0
     assert {"reward/task/count", "reward/task/say"} <= set().union(*records)
     assert "left out: row n" in done.output
 
-    again = write(streamed(tmp_path / "b" / "run", media_workers=1), tmp_path / "b" / "tiny.yaml")
-    done = run_mmrl("train", again, fault=("mmrl.learner.learner:PolicyLearner.step", 10, "SIGKILL"))
+    again = harness.write(streamed(tmp_path / "b" / "run", media_workers=1), tmp_path / "b" / "tiny.yaml")
+    done = harness.run_mmrl("train", again, fault=("mmrl.learner.learner:PolicyLearner.step", 10, "SIGKILL"))
     assert done.code == -signal.SIGKILL
     assert in_process("train", again).code == 0
-    assert reproducible_files(tmp_path / "b" / "run") == reproducible_files(tmp_path / "a" / "run")
+    assert harness.reproducible_files(tmp_path / "b" / "run") == harness.reproducible_files(tmp_path / "a" / "run")
 
 
 def test_a_bad_row_of_a_stream_stops_the_run_by_name(tmp_path, in_process):
-    done = refuse(in_process("train", write(streamed(tmp_path / "run", on_bad_sample="stop"), tmp_path / "tiny.yaml")))
+    done = harness.refuse(
+        in_process("train", harness.write(streamed(tmp_path / "run", on_bad_sample="stop"), tmp_path / "tiny.yaml"))
+    )
     assert re.search(r"row n\d+: unlucky; repair it, or leave such rows out with data.on_bad_sample=skip", done.errors)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signal_sent", [signal.SIGINT, signal.SIGKILL])
 def test_processes_end_with_the_run(tmp_path, signal_sent):
-    config = experiment(tmp_path / "run", stages=[rl_stage(steps=10_000, max_steps_without_signal=10_000)])
+    config = harness.experiment(
+        tmp_path / "run", stages=[harness.rl_stage(steps=10_000, max_steps_without_signal=10_000)]
+    )
     config["data"]["media_workers"] = 1
-    run = Forked(["-m", "mmrl", "train", write(config, tmp_path / "tiny.yaml")], session=True)
-    wait_for(lambda: (tmp_path / "run" / "timings.jsonl").exists() and len(metrics(tmp_path / "run")) > 3)
+    run = Forked(["-m", "mmrl", "train", harness.write(config, tmp_path / "tiny.yaml")], session=True)
+    wait_for(lambda: (tmp_path / "run" / "timings.jsonl").exists() and len(harness.metrics(tmp_path / "run")) > 3)
     if signal_sent is signal.SIGINT:
         os.killpg(run.pid, signal_sent)  # as a terminal does: every process gets it
     else:

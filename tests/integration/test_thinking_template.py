@@ -98,12 +98,10 @@ def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, in
 
 
 @pytest.mark.parametrize(
-    ("thoughts", "sections", "why"),
+    ("sections", "why"),
     [
-        (False, {}, "train-r0: the chat template opens a thought, and the response '<answer>0</answer>' has none"),
-        (True, {"response_format": {"add_instruction": False}}, "response_format.thinking is none; set model.chat"),
+        ({"response_format": {"add_instruction": False}}, "response_format.thinking is none; set model.chat"),
         (
-            True,
             {
                 "response_format": {**FORM, "thinking": "optional"},
                 "stages": [sft_stage(steps=1, target_field="target", drop_thinking_prob=0.5)],
@@ -113,11 +111,9 @@ def test_without_the_thought_the_same_model_answers_at_once(folder, tmp_path, in
     ],
 )
 def test_a_config_that_does_not_fit_the_template_is_refused_before_the_first_step(
-    folder, tmp_path, in_process, thoughts, sections, why
+    folder, tmp_path, in_process, sections, why
 ):
-    if not thoughts:
-        sections = {"response_format": {**FORM, "thinking": "optional"}}
-    path = write(config(folder, tmp_path, thoughts=thoughts, **sections), tmp_path / "bad.yaml")
+    path = write(config(folder, tmp_path, **sections), tmp_path / "bad.yaml")
     done = refuse(in_process("train", path), why)
     assert "cold 1/" not in done.output
     checked = in_process("data", "check", path)

@@ -58,7 +58,7 @@ def source(folder: Path, rows: list[dict], task: str, answer_type: str) -> dict:
 
 
 @pytest.mark.parametrize("path", [REWARDS / "sets.py", REWARDS / "pixels.py", Path(SERVICE.partition(":")[0])])
-def test_each_is_short(path):
+def test_a_users_reward_has_few_lines(path):
     assert len(path.read_text().splitlines()) < 30
 
 

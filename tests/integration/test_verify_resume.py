@@ -30,7 +30,7 @@ def short_rl_stage() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_exactly_is_told_so(tmp_path):
+def test_a_reproducible_run_is_reported_as_byte_equal(tmp_path):
     done = succeed(run_mmrl("train", short(tmp_path), "--verify-resume", "--steps", 4))
     assert "killed in stage cold, after line 3" in done.output and "killed in stage rl" in done.output
     assert "VERDICT: the resumed run is the undisturbed one, byte for byte in all" in done.output
@@ -38,7 +38,7 @@ def test_a_run_that_goes_on_exactly_is_told_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path, zoomed):
+def test_a_run_with_replay_rethinking_and_tools_resumes_byte_equal(tmp_path, zoomed):
     """With partial rollouts, KL and a rate that decays, on so few samples that replayed ones come up again."""
     config = partial_config(tmp_path / "run", zoomed / "model")
     config["data"]["train"] = [corners("train", 8)]
@@ -52,7 +52,7 @@ def test_a_run_that_replays_rethinks_and_calls_tools_goes_on_exactly(tmp_path, z
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_go_on_exactly(tmp_path):
+def test_a_killed_run_of_two_processes_resumes_byte_equal(tmp_path):
     config = short(tmp_path, stages=[short_rl_stage()])
     done = succeed(run_mmrl("train", config, "--verify-resume", "--steps", 4, "--nproc", 2))
     assert "killed in stage rl" in done.output
@@ -60,7 +60,7 @@ def test_two_processes_that_are_killed_go_on_exactly(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_is_told_which_files_differ(tmp_path):
+def test_a_run_that_resumes_otherwise_names_the_files_that_differ(tmp_path):
     (tmp_path / "moody.py").write_text(FORGETFUL.format(memory=str(tmp_path / "memory")))
     config = short(tmp_path, rewards={"terms": [{"fn": "./moody.py:moody"}]}, stages=[short_rl_stage()])
     done = run_mmrl("train", config, "--verify-resume", "--steps", 4)

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -11,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from browsers import BROWSER, require_browser
 from serving import serving
 from view_documents import (
     HOSTILE,
@@ -27,16 +27,9 @@ from waiting import PATIENCE_S
 
 from mmrl.view.bundle import linked_page, page_file, to_json, write_folder, write_single
 
-BROWSER = "/usr/bin/chromium"
 FIRST, SECOND, BAD = "r0/rl-000010", "r0/rl-000020", "r0/rl-000030"
 GROUPS = "[...document.querySelectorAll('article.group')].map(card => Number(card.dataset.group))"
-# Continuous integration installs the browser, so there a missing one is a failure.
-MUST_RUN = bool(os.environ.get("CI"))
-
-if not MUST_RUN:
-    pytest.importorskip("playwright.sync_api")
-    if not Path(BROWSER).exists():
-        pytest.skip(f"there is no browser {BROWSER}", allow_module_level=True)
+require_browser()
 
 from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402  after the skip
 

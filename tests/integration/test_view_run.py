@@ -1,23 +1,17 @@
 """`mmrl view` from a run folder to the browser: the live page follows it, and marks lie where they belong."""
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from browsers import BROWSER, require_browser
 from harness import run_mmrl
 from view_runs import make_run, rollout_row, write_lines
 from waiting import wait_for
 
-BROWSER = "/usr/bin/chromium"
-# Continuous integration installs the browser, so there a missing one is a failure.
-if not os.environ.get("CI"):
-    pytest.importorskip("playwright.sync_api")
-    if not Path(BROWSER).exists():
-        pytest.skip(f"there is no browser {BROWSER}", allow_module_level=True)
+require_browser()
 
 from playwright.sync_api import sync_playwright  # noqa: E402  after the skip
 
@@ -94,7 +88,7 @@ def test_a_page_in_a_folder_or_a_file_shows_the_same(run, page, tmp_path):
         wait_for(lambda: page.evaluate("[...document.images].every(image => image.naturalWidth > 0)"))
 
 
-def test_media_that_are_gone_are_told_and_not_asked_for(run, address, page):
+def test_missing_media_are_shown_as_missing_and_not_requested(run, address, page):
     shutil.rmtree(run / "data")
     open_step(page, address)
     assert page.locator(".missing", has_text="the file is gone").count() >= 3

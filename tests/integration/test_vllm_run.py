@@ -6,23 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import harness
 import pytest
 import torch
 from family_runs import family_runs
 from fork_server import run_forked
-from harness import (
-    TINY,
-    Done,
-    check_metrics_alike,
-    counting,
-    experiment,
-    metrics,
-    rl_stage,
-    run_mmrl,
-    sft_stage,
-    succeed,
-    write,
-)
 from peft import PeftModel
 from PIL import Image
 from rounding import LOGPROBS
@@ -42,7 +30,7 @@ pytestmark = [
 ]
 
 # Heads of 32 channels, as vLLM's attention needs on a CPU.
-VLLM_TINY = {**TINY, "language": {**TINY["language"], "num_heads": 1, "num_kv_heads": 1}}
+VLLM_TINY = {**harness.TINY, "language": {**harness.TINY["language"], "num_heads": 1, "num_kv_heads": 1}}
 TEXT = "Count the red shapes."
 VLLM = {"engine": "vllm", "vllm": {"cpu_kv_cache_mib": 64}, "logprob_check": {"every": 1}}
 RETHINK = {"kind": "rethink", "correct": ["count"], "max_new_tokens": 6, "triggers": [{"text": " Wait."}]}
@@ -57,7 +45,7 @@ class Runs(NamedTuple):
     answers: dict[str, list[list[int]]]  # token ids of each answer, by the folder of the model
     family_model: Path
     family_question: dict[str, Any]
-    two_ranks: Done
+    two_ranks: harness.Done
 
     def verdicts(self, engine: str) -> bytes:
         return (self.folder / engine / "verdicts.jsonl").read_bytes()
@@ -74,24 +62,24 @@ def runs(tmp_path_factory) -> Runs:
     # vLLM's kernel of recurrent layers for CPUs knows only bfloat16.
     family_question = {**corner_question(folder / "family"), "adapter": None, "dtype": "bfloat16"}
     odd = vllm_config(folder / "odd", data)
-    odd["model"]["from_scratch"] = TINY  # vLLM has no kernels for heads of 16 channels on a CPU
+    odd["model"]["from_scratch"] = harness.TINY  # vLLM has no kernels for heads of 16 channels on a CPU
     steps: list[Any] = [
-        ["train", write(deepspeed_config(folder / "divided", data, zero=1), folder / "divided.yaml")],
-        ["train", write(vllm_config(run, data), folder / "run.yaml")],
+        ["train", harness.write(deepspeed_config(folder / "divided", data, zero=1), folder / "divided.yaml")],
+        ["train", harness.write(vllm_config(run, data), folder / "run.yaml")],
         *(["eval", run / "model", *asked, "--engine", name, "--out", folder / name] for name in ("vllm", "hf")),
-        ["train", write(lora_config(lora, run / "model"), folder / "lora.yaml")],
+        ["train", harness.write(lora_config(lora, run / "model"), folder / "lora.yaml")],
         ["export", lora, "--merge-lora", "--out", merged],
         ["export", lora, "--out", adapter],
         {str(run / "model"): [question, {**question, "adapter": str(adapter)}], str(merged): [question]},
         {str(family_model): [family_question]},
-        ["train", write(vllm_zoom_config(folder / "zoom"), folder / "zoom.yaml")],
-        {"refused": ["train", str(write(odd, folder / "odd.yaml"))]},
+        ["train", harness.write(vllm_zoom_config(folder / "zoom"), folder / "zoom.yaml")],
+        {"refused": ["train", str(harness.write(odd, folder / "odd.yaml"))]},
     ]
     steps = [list(map(str, step)) if isinstance(step, list) else step for step in steps]
     (folder / "steps.json").write_text(json.dumps(steps))
     with ThreadPoolExecutor() as pool:
-        two = write(deepspeed_config(folder / "two", data, zero=3), folder / "two.yaml")
-        two_ranks = pool.submit(run_mmrl, "train", two, "--nproc", 2, fresh=True)
+        two = harness.write(deepspeed_config(folder / "two", data, zero=3), folder / "two.yaml")
+        two_ranks = pool.submit(harness.run_mmrl, "train", two, "--nproc", 2, fresh=True)
         done = run_forked(Path(__file__).with_name("vllm_user.py"), folder, env={"HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     answers = json.loads((folder / "answers.json").read_text())
@@ -100,11 +88,11 @@ def runs(tmp_path_factory) -> Runs:
 
 def vllm_config(run_dir: Path, data: Path) -> dict[str, Any]:
     """A run whose rollouts, in training, evaluation and a benchmark, are sampled by vLLM."""
-    config = experiment(
+    config = harness.experiment(
         run_dir,
         rollout=VLLM,
         evaluation={"max_new_tokens": 6, "batch_size": 3, "benchmarks": [{"name": "counting", "data": [str(data)]}]},
-        stages=[sft_stage(steps=12), rl_stage(steps=3, validation={"every": 3})],
+        stages=[harness.sft_stage(steps=12), harness.rl_stage(steps=3, validation={"every": 3})],
     )
     config["model"]["from_scratch"] = VLLM_TINY
     return config
@@ -116,7 +104,7 @@ def deepspeed_config(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
     Its groups wait for each other, are replaced by dynamic sampling, and have continuations.
     """
     first = {"kind": "generate", "partial_rollout_tokens": 4, "oversampling": 1.5, "max_tokens_per_step": 100}
-    rl = rl_stage(
+    rl = harness.rl_stage(
         steps=4,
         ppo_epochs=1,
         rollout_steps=[first, {**RETHINK, "fraction": 0.5}],
@@ -124,8 +112,8 @@ def deepspeed_config(run_dir: Path, data: Path, zero: int) -> dict[str, Any]:
         sampling={"max_new_tokens": 16, "temperature": 0.8},
     )
     config = vllm_config(run_dir, data)
-    config["data"] = {"train": [counting("train", 12)], "test": [counting("test", 3)]}
-    return {**config, "stages": [sft_stage(steps=24), rl], "deepspeed": {"zero_stage": zero}}
+    config["data"] = {"train": [harness.counting("train", 12)], "test": [harness.counting("test", 3)]}
+    return {**config, "stages": [harness.sft_stage(steps=24), rl], "deepspeed": {"zero_stage": zero}}
 
 
 def vllm_zoom_config(run_dir: Path) -> dict[str, Any]:
@@ -137,8 +125,8 @@ def vllm_zoom_config(run_dir: Path) -> dict[str, Any]:
 
 def lora_config(run_dir: Path, base: Path) -> dict[str, Any]:
     """A run that trains an adapter, enough to change answers."""
-    data = {"train": [counting("train", 6)], "test": [counting("test", 3)]}
-    config = experiment(run_dir, data=data, stages=[sft_stage(steps=3, optimizer={"lr": 3e-2})])
+    data = {"train": [harness.counting("train", 6)], "test": [harness.counting("test", 3)]}
+    config = harness.experiment(run_dir, data=data, stages=[harness.sft_stage(steps=3, optimizer={"lr": 3e-2})])
     config["model"] |= {"from_scratch": None, "path": str(base), "lora": LORA}
     return config
 
@@ -180,7 +168,7 @@ def test_model_that_vllm_has_no_kernels_for_is_refused_before_training(runs):
 @pytest.mark.parametrize(("name", "steps"), [("run", 3), ("divided", 4), ("zoom", 4)])
 def test_engine_follows_the_learner_from_step_to_step(runs, name, steps):
     run_dir = runs.folder / name
-    records = [record for record in metrics(run_dir) if record["stage"] == "rl"]
+    records = [record for record in harness.metrics(run_dir) if record["stage"] == "rl"]
     diffs = [record["rollout/logprob_diff_mean"] for record in records if "rollout/logprob_diff_mean" in record]
     checks = logprob_checks(run_dir)
     assert len(checks) == 1 + steps and len(diffs) > 1
@@ -194,15 +182,15 @@ def test_engine_follows_the_learner_from_step_to_step(runs, name, steps):
 def test_two_ranks_with_an_engine_each_sample_what_one_does(runs):
     """Also with sharded weights, groups that wait, and dynamic sampling."""
     assert runs.two_ranks.code == 0, runs.two_ranks.errors
-    records = metrics(runs.folder / "two")
-    check_metrics_alike(records, metrics(runs.folder / "divided"))
+    records = harness.metrics(runs.folder / "two")
+    harness.check_metrics_alike(records, harness.metrics(runs.folder / "divided"))
     assert any("benchmark/counting/accuracy" in record for record in records)
     names = ("rollout/unfinished_groups", "rollout/resumed_rollouts", "rethink/attempted")
     check_all_occurred(records, *names, "dynamic_sampling/rejected/format")
 
 
 def test_engine_sees_in_a_response_what_tools_show(runs):
-    steps = [record for record in metrics(runs.folder / "zoom") if "rollout/response_tokens_mean" in record]
+    steps = [record for record in harness.metrics(runs.folder / "zoom") if "rollout/response_tokens_mean" in record]
     # How many calls of a step are valid depends on the rounding of the CPU, and may be none.
     assert len(steps) == 4 and sum(record["tools/media_shown"] for record in steps) > 0
 
@@ -259,13 +247,13 @@ def answer(model: Any, folder: Path, image: Path | str, text: str = TEXT) -> lis
 
 def test_two_servers_generate_the_next_step_while_this_one_learns(tmp_path):
     """Every sync brings each the weights of its step, and no rollout generated before it is lost."""
-    config = experiment(
+    config = harness.experiment(
         tmp_path / "run",
         rollout={**VLLM, "engine": "vllm_server", "server": {"replicas": 2}},
-        stages=[sft_stage(steps=6), rl_stage(steps=4, async_rollouts=True, validation={"every": 2})],
+        stages=[harness.sft_stage(steps=6), harness.rl_stage(steps=4, async_rollouts=True, validation={"every": 2})],
     )
     config["model"]["from_scratch"] = VLLM_TINY
-    succeed(run_mmrl("train", write(config, tmp_path / "served.yaml")))
+    harness.succeed(harness.run_mmrl("train", harness.write(config, tmp_path / "served.yaml")))
     assert [record["rollout/staleness_mean"] for record in learned_steps(tmp_path / "run")] == [0.0, 1.0, 1.0, 1.0]
     checks = logprob_checks(tmp_path / "run")
     assert len(checks) == 1 + 4 and max(checks) < LOGPROBS
@@ -275,14 +263,14 @@ def shared_server_config(run_dir: Path, base: Path, url: str, **sections: Any) -
     """An adapter, sent alone to a server that runs already, of which much is asked."""
     sampling = {"max_new_tokens": 6, "temperature": 0.7}
     sample = {"name": "drawn", "kind": "sample", "prompts_per_step": 5, "group_size": 2}
-    config = experiment(
+    config = harness.experiment(
         run_dir,
         rollout={"engine": "vllm_server", "server": {"urls": [url]}, "logprob_check": {"every": 2}},
-        data={part: [counting(part, size)] for part, size in (("train", 12), ("validation", 4), ("test", 3))},
+        data={part: [harness.counting(part, size)] for part, size in (("train", 12), ("validation", 4), ("test", 3))},
         stages=[
-            sft_stage(steps=3, optimizer={"lr": 3e-2}),
+            harness.sft_stage(steps=3, optimizer={"lr": 3e-2}),
             {**sample, "sampling": {**sampling, "top_k": 20}},
-            rl_stage(
+            harness.rl_stage(
                 steps=4,
                 async_rollouts=True,
                 sampling=sampling,
@@ -305,13 +293,13 @@ def test_two_ranks_share_a_server_and_send_it_an_adapter(runs, tmp_path):
     with serving(base, tmp_path / "server.log") as url:
         for name, options, sections in (("once", (), {}), ("twice", ("--nproc", 2), {"deepspeed": {"zero_stage": 3}})):
             config = shared_server_config(tmp_path / name, base, url, **sections)
-            succeed(run_mmrl("train", write(config, tmp_path / f"{name}.yaml"), *options))
+            harness.succeed(harness.run_mmrl("train", harness.write(config, tmp_path / f"{name}.yaml"), *options))
     steps = learned_steps(tmp_path / "once")
     assert [record["rollout/staleness_max"] for record in steps] == [0.0, 1.0, 1.0, 1.0]
     checks = logprob_checks(tmp_path / "once")
     assert len(checks) == 1 + 2 and max(checks) < LOGPROBS
     assert max(record["policy/reference_kl_nats"] for record in steps) > 1e-4
-    check_metrics_alike(metrics(tmp_path / "twice"), metrics(tmp_path / "once"))
+    harness.check_metrics_alike(harness.metrics(tmp_path / "twice"), harness.metrics(tmp_path / "once"))
     drawn = [(tmp_path / name / "outputs" / "drawn.jsonl").read_text() for name in ("twice", "once")]
     assert drawn[0] == drawn[1] and len(drawn[0].splitlines()) == 12 * 2
     ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("twice", "once"))

@@ -50,7 +50,7 @@ def test_saved_responses_say_what_was_shown(zoomed):
         assert "".join(texts) == row["response"] and texts[2] == ""
 
 
-def test_run_stopped_while_tool_processes_run_resumes_exactly(in_process, tmp_path, zoomed):
+def test_a_run_stopped_while_tool_processes_run_resumes_byte_equal(in_process, tmp_path, zoomed):
     config = write(zoom_config(tmp_path / "run"), tmp_path / "tiny.yaml")
     stopped = run_mmrl("train", config, fault=("mmrl.rollout.engines.hf:HfEngine.generate", 6, "SIGINT"))
     assert "Saved." in stopped.output, stopped.errors

@@ -49,7 +49,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("options", "expected"), GOLDEN)
-def test_golden_vectors(options, expected):
+def test_credit_equals_values_by_hand(options, expected):
     """Computed by hand for `γ = 0.9`, weight 1, sample deviation plus 1e-4."""
     found = turn_advantages(REWARDS, STATES, **options)
     for row, expected_row in zip(found, expected, strict=True):
@@ -86,7 +86,7 @@ def slow(rewards, states, *, credit, compare, scale, discount, step_weight):
 @pytest.mark.parametrize("credit", ["to_go", "gigpo"])
 @pytest.mark.parametrize("compare", ["turn", "group"])
 @pytest.mark.parametrize("scale", ["group_std", "none"])
-def test_slow_oracle(credit, compare, scale):
+def test_credit_equals_a_slow_version(credit, compare, scale):
     rng = random.Random(f"{credit}{compare}{scale}")
     for _ in range(50):
         lengths = [rng.randint(1, 6) for _ in range(rng.randint(1, 6))]

@@ -15,6 +15,7 @@ import pytest
 from factories import make_answer, make_group, make_prompt, make_rollout, make_sample, make_score
 from PIL import Image
 
+from mmrl import types
 from mmrl.algo.advantages import compute_advantages
 from mmrl.algo.group_rewards import (
     blind_contrast,
@@ -43,23 +44,6 @@ from mmrl.scoring.group_reward_calls import (
     load_group_rewards,
     reward_weights,
 )
-from mmrl.types import (
-    AnswerType,
-    Author,
-    Dropped,
-    ImageRef,
-    MediaObservation,
-    MediaPolicy,
-    ResizeMap,
-    RewardErrorKind,
-    RewardFailure,
-    RewardValue,
-    Score,
-    Segment,
-    Size,
-    Unscorable,
-    UserError,
-)
 
 CORRECT = ("acc",)
 OF_CORRECT = (dast, kimi_length, dynamic_length, diversity, correct_with_tool_media)
@@ -67,7 +51,7 @@ ALL = [*(partial(fn, correct=CORRECT) for fn in OF_CORRECT), majority_vote, curi
 ALL.append(partial(shortest_correct, correct=CORRECT, longer_than=0))
 
 
-def group(lengths, right, *, answers=None, texts=None, kind=AnswerType.NUMBER, probes=None, meta=None, **more):
+def group(lengths, right, *, answers=None, texts=None, kind=types.AnswerType.NUMBER, probes=None, meta=None, **more):
     """A group whose responses have these lengths in tokens, and values of the term `acc`; `more` are further terms."""
     prompt = make_prompt(make_sample(3, kind, meta=meta or {}))
     answers, texts = answers or [None] * len(lengths), texts or [""] * len(lengths)
@@ -81,10 +65,10 @@ def group(lengths, right, *, answers=None, texts=None, kind=AnswerType.NUMBER, p
 def calling(right, calls, shown=None):
     """A group whose responses called a tool `calls` times; each reply shows so many images."""
     plain = group([1] * len(right), right)
-    text = Segment(token_ids=(7,), logprobs=(0.0,), author=Author.ENVIRONMENT)
-    size = Size(8, 8)
-    ref = ImageRef(path="a.png", sha256="")
-    image = MediaObservation(ref=ref, grid=(1, 2, 2), resize_map=ResizeMap(size, size), digest="")
+    text = types.Segment(token_ids=(7,), logprobs=(0.0,), author=types.Author.ENVIRONMENT)
+    size = types.Size(8, 8)
+    ref = types.ImageRef(path="a.png", sha256="")
+    image = types.MediaObservation(ref=ref, grid=(1, 2, 2), resize_map=types.ResizeMap(size, size), digest="")
     rollouts = []
     for rollout, num_calls, num_shown in zip(plain.rollouts, calls, shown or [0] * len(calls), strict=True):
         (own,) = rollout.segments
@@ -93,7 +77,7 @@ def calling(right, calls, shown=None):
     return replace(plain, rollouts=tuple(rollouts))
 
 
-def answering(*answers, kind=AnswerType.NUMBER):
+def answering(*answers, kind=types.AnswerType.NUMBER):
     return group([1] * len(answers), [0] * len(answers), answers=answers, kind=kind)
 
 
@@ -144,7 +128,7 @@ def test_values_by_hand(reward, options, given, expected):
     ],
 )
 def test_a_reward_without_its_probe_is_refused(reward, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(types.UserError, match=message):
         reward(group([1], [1]), correct=CORRECT)
 
 
@@ -163,7 +147,7 @@ def test_parts_suffice_if_the_answer_from_them_is_correct_and_there_are_any():
 def test_parts_are_matched_by_index_also_beside_rollouts_that_were_dropped():
     given = looking([1, 1, 1], [1, 0, 1])
     first, second, third = given.rollouts
-    dropped = replace(given, rollouts=(third, second), scores=given.scores[1:], dropped=(Dropped(first, {}),))
+    dropped = replace(given, rollouts=(third, second), scores=given.scores[1:], dropped=(types.Dropped(first, {}),))
     assert values(sufficient_parts(dropped, correct=CORRECT)) == [1, 0]
 
 
@@ -184,11 +168,11 @@ def test_advantages_over_the_greedy_response_are_those_of_remax(totals, greedy):
 
 
 def test_a_greedy_response_that_is_missing_or_has_no_score_is_not_a_zero():
-    with pytest.raises(UserError, match="sample 's': add {kind: greedy} to rollout_steps"):
+    with pytest.raises(types.UserError, match="sample 's': add {kind: greedy} to rollout_steps"):
         greedy_baseline(group([1], [1]))
-    failure = RewardFailure(RewardErrorKind.UNSCORABLE, "no reply")
+    failure = types.RewardFailure(types.RewardErrorKind.UNSCORABLE, "no reply")
     failed = replace(make_score(acc=0.0), failures={"acc": failure})
-    with pytest.raises(Unscorable, match="greedy response: acc: no reply"):
+    with pytest.raises(types.Unscorable, match="greedy response: acc: no reply"):
         greedy_baseline(with_greedy((1.0,), failed))
     decided = replace(failed, decided_by={"acc": "judge"})
     assert values(greedy_baseline(with_greedy((1.0,), decided))) == [0.0]
@@ -216,7 +200,7 @@ def test_a_greedy_response_that_is_missing_or_has_no_score_is_not_a_zero():
 )
 def test_a_greedy_baseline_without_effect_is_refused(overrides, complaint):
     line = "rewards.group_rewards=[{fn: 'mmrl.algo.group_rewards:greedy_baseline'}]"
-    with pytest.raises(UserError, match=complaint):
+    with pytest.raises(types.UserError, match=complaint):
         load_config(QUICKSTART, [line, *overrides])
 
 
@@ -233,7 +217,9 @@ def test_a_group_reward_whose_probe_is_not_made_in_every_step_is_refused(fn, arg
     if every is not None:
         probe = f"{{kind: probe, corruption: {corruption}, every: {every}}}"
         settings.append(f"stages.1.rollout_steps=[{{kind: generate}}, {probe}]")
-    with pytest.raises(UserError, match=f"stage 'rl': the group reward {fn} needs the probe '{corruption}' in every"):
+    with pytest.raises(
+        types.UserError, match=f"stage 'rl': the group reward {fn} needs the probe '{corruption}' in every"
+    ):
         load_config(QUICKSTART, settings)
     settings[1:] = [f"stages.1.rollout_steps=[{{kind: generate}}, {{kind: probe, corruption: {corruption}}}]"]
     load_config(QUICKSTART, settings)
@@ -314,8 +300,8 @@ SPLIT, TEXTS = answering(3, 3, 4, 5, 6), ("Red  Kite", "red kite", "ＲＥＤ ki
         (answering(7), 0.0, [1]),
         (SPLIT, 0.4, [1, 1, 0, 0, 0]),
         (SPLIT, 0.5, [0] * 5),
-        (answering(*TEXTS, kind=AnswerType.TEXT), 0.0, [1, 1, 1, 0]),
-        (answering(("a", "b"), ("a", "b"), ("b", "a"), kind=AnswerType.LIST), 0.0, [1, 1, 0]),
+        (answering(*TEXTS, kind=types.AnswerType.TEXT), 0.0, [1, 1, 1, 0]),
+        (answering(("a", "b"), ("a", "b"), ("b", "a"), kind=types.AnswerType.LIST), 0.0, [1, 1, 0]),
     ],
 )
 def test_majority_vote_pays_the_most_frequent_answer(given, share, expected):
@@ -323,8 +309,8 @@ def test_majority_vote_pays_the_most_frequent_answer(given, share, expected):
 
 
 def test_majority_vote_refuses_boxes():
-    with pytest.raises(UserError, match="no two answers of type box"):
-        majority_vote(group([1], [0], answers=[(0, 0, 1, 1)], kind=AnswerType.BOX))
+    with pytest.raises(types.UserError, match="no two answers of type box"):
+        majority_vote(group([1], [0], answers=[(0, 0, 1, 1)], kind=types.AnswerType.BOX))
 
 
 @pytest.mark.parametrize("term", ALL)
@@ -353,7 +339,7 @@ def test_a_response_is_correct_when_every_named_term_is():
     assert values(shortest_correct(both, correct=("acc",))) == [1, 0]
     assert values(shortest_correct(both, correct=("acc", "format"))) == [0, 0]
     assert values(shortest_correct(both, correct=("acc", "format"), threshold=0.5)) == [1, 0]
-    with pytest.raises(UserError, match="the term 'iou'.*task 'count': see acc"):
+    with pytest.raises(types.UserError, match="the term 'iou'.*task 'count': see acc"):
         shortest_correct(group([1], [1]), correct=("iou",))
 
 
@@ -367,8 +353,8 @@ def test_a_term_is_named_beside_the_rewards_and_counts_in_the_total():
     after = apply_group_rewards(before, 0, group_rewards=[bound(weight=0.2)])
     assert after.totals == pytest.approx((1.1, -0.1))
     assert after.scores[0].terms == {
-        "acc": RewardValue(1.0, ""),
-        "kimi": RewardValue(0.5, "100 tokens, 100 to 300 in the group"),
+        "acc": types.RewardValue(1.0, ""),
+        "kimi": types.RewardValue(0.5, "100 tokens, 100 to 300 in the group"),
     }
     assert before.totals == (1.0, 0.0)
     assert apply_group_rewards(before, 0, group_rewards=[]) is before
@@ -411,7 +397,9 @@ def test_group_rewards_are_built_from_a_config():
     (term,) = build_group_rewards(loaded.config, QUICKSTART.parent)
     assert (term.name, term.options.weight, term.options.when) == ("kimi_length", 0.2, {"task": ("count",)})
     right = group([100, 300], [1, 1])
-    named = replace(right, scores=tuple(Score(terms={"count": RewardValue(1.0, "")}, total=1.0) for _ in right.scores))
+    named = replace(
+        right, scores=tuple(types.Score(terms={"count": types.RewardValue(1.0, "")}, total=1.0) for _ in right.scores)
+    )
     assert values(term.compute(named)) == [0.5, -0.5]
 
 
@@ -420,7 +408,9 @@ def test_the_rewards_that_a_term_reads_must_be_there_before_the_first_step():
     terms, scorer = (make(loaded.config, QUICKSTART.parent) for make in (build_group_rewards, build_scorer))
     counting = group([1], [1]).prompt.sample
     check_group_rewards(terms, scorer, [counting])
-    with pytest.raises(UserError, match="'kimi_length' reads the term 'count', which does not apply to sample 's' of"):
+    with pytest.raises(
+        types.UserError, match="'kimi_length' reads the term 'count', which does not apply to sample 's' of"
+    ):
         check_group_rewards(terms, scorer, [counting, replace(counting, task="read")])
 
 
@@ -429,7 +419,7 @@ def test_advantages_per_term_weigh_group_terms_too():
     scorer, terms = (make(loaded.config, QUICKSTART.parent) for make in (build_scorer, build_group_rewards))
     assert reward_weights(scorer, terms) == {"count": 1.0, "iou": 1.0, "read": 1.0, "kimi_length": 0.2}
     scheduled = KIMI.replace("weight", "schedule: {points: [[0, 1]]}, weight")
-    with pytest.raises(UserError, match="kimi_length has a schedule, which that would ignore"):
+    with pytest.raises(types.UserError, match="kimi_length has a schedule, which that would ignore"):
         load_config(QUICKSTART, [f"rewards.group_rewards=[{scheduled}]", "stages.1.advantage.combine=per_term"])
 
 
@@ -496,12 +486,12 @@ def test_a_group_reward_may_look(tmp_path, place, capsys):
     overrides = ["rewards.group_rewards=[{fn: './look.py:redness'}]", f"rewards.custom_rewards={place}"]
     config = load_config(QUICKSTART, overrides).config
     loaded = load_group_rewards(config, tmp_path, load_reward_terms(config, tmp_path))
-    opener = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
+    opener = PixelReader(types.MediaPolicy(roots=(tmp_path.resolve(),)))
     (term,) = isolate_group_rewards(loaded, config.rewards, tmp_path, opener)
     before = group([1, 2], [1, 0])
     digest = hashlib.sha256((tmp_path / "a.png").read_bytes()).hexdigest()
     for name, totals in (("a.png", (1.2, 0.2)), ("b.png", ())):
-        ref = ImageRef(path=str(tmp_path / name), sha256=digest)
+        ref = types.ImageRef(path=str(tmp_path / name), sha256=digest)
         sample = replace(before.prompt.sample, parts=(ref, "How red?"))
         with closing(term):
             seen = replace(before, prompt=replace(before.prompt, sample=sample))
@@ -517,14 +507,14 @@ def test_a_group_without_values_can_count_0_or_end_the_run(tmp_path):
     after = apply_custom_reward(tmp_path, "exit", on_missing_score="fallback")
     assert after.totals == (1.0, 0.0)
     assert [score.failures["mine"].error_kind for score in after.scores] == ["crashes", "crashes"]
-    with pytest.raises(UserError, match="group reward 'mine' on sample 's': its process died"):
+    with pytest.raises(types.UserError, match="group reward 'mine' on sample 's': its process died"):
         apply_custom_reward(tmp_path, "exit", on_missing_score="stop")
 
 
 @pytest.mark.parametrize("place", ["worker", "main_process"])
 def test_an_error_is_named_with_its_sample_and_line(tmp_path, place):
     message = r"^group reward 'mine' on sample 's': .*'./mine.py:mine'.* ValueError: on purpose .*mine.py:18"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(types.UserError, match=message):
         apply_custom_reward(tmp_path, "raise", custom_rewards=place)
 
 
@@ -534,7 +524,7 @@ def test_an_error_is_named_with_its_sample_and_line(tmp_path, place):
 )
 def test_what_is_no_finite_value_ends_the_run_with_the_sample(tmp_path, place, outcome, shown):
     message = f"group reward 'mine', sample s: {shown} is not a RewardValue with a finite number"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(types.UserError, match=message):
         apply_custom_reward(tmp_path, outcome, custom_rewards=place, on_missing_score="fallback")
 
 
@@ -557,11 +547,13 @@ def test_custom_rewards_can_run_in_this_process(tmp_path):
     ],
 )
 def test_invalid_group_rewards_are_refused(terms, complaint):
-    with pytest.raises(UserError, match=complaint):
+    with pytest.raises(types.UserError, match=complaint):
         build_group_rewards(configured(terms).config, QUICKSTART.parent)
 
 
 def test_a_group_reward_returns_a_value_for_each_rollout():
-    short = replace(bound(), name="short", compute=lambda group: [RewardValue(1.0, "")])
-    with pytest.raises(UserError, match="group reward 'short', sample s: 1 values for 2 rollouts; return one for each"):
+    short = replace(bound(), name="short", compute=lambda group: [types.RewardValue(1.0, "")])
+    with pytest.raises(
+        types.UserError, match="group reward 'short', sample s: 1 values for 2 rollouts; return one for each"
+    ):
         apply_group_rewards(group([1, 2], [1, 0]), 0, group_rewards=[short])

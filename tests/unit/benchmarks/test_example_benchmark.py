@@ -30,10 +30,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_example_has_at_most_40_lines():
-    assert len(EXAMPLE.read_text().splitlines()) <= 40
-
-
 def test_responses_are_scored_by_its_rule(tmp_path, monkeypatch):
     answers = {"1": ("3:40", "The answer is 15:40."), "2": ("12:05", "<answer>11:35</answer>"), "3": ("9:00", "Dunno.")}
     items = [{"id": id, "answer": time, "answer_type": "text"} for id, (time, _) in answers.items()]
@@ -66,19 +62,10 @@ def test_config_names_it_with_arguments(folder):
     assert "leave out one" in refused(path, "evaluation.benchmarks.mine.benchmark=mmmu")
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "message"),
-    [
-        (FN, {"tolerence": 3}, "did you mean 'tolerance'"),
-        (f"{EXAMPLE}:make_benchmrk", {}, "did you mean 'make_benchmark'"),
-        ("./other.py:make", {}, "returned int, not a mmrl.Benchmark"),
-        ("./gone.py:make", {}, "there is no file"),
-    ],
-)
-def test_function_that_makes_no_benchmark_is_refused(tmp_path, name, args, message):
+def test_function_that_makes_no_benchmark_is_refused(tmp_path):
     (tmp_path / "other.py").write_text("def make():\n    return 3\n")
-    with pytest.raises(UserError, match=message):
-        load_benchmark(name, tmp_path, args)
+    with pytest.raises(UserError, match="returned int, not a mmrl.Benchmark"):
+        load_benchmark("./other.py:make", tmp_path, {})
 
 
 def test_unknown_name_is_refused():

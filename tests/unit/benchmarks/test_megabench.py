@@ -158,7 +158,7 @@ def test_metric_of_lists_and_empty_values(metric, prediction, reference, score):
 
 
 @pytest.mark.parametrize(("plan", "score"), PLANS)
-def test_plan_is_simulated(plan, score):
+def test_a_plan_is_scored_by_simulation(plan, score):
     assert FIELD_METRICS["symbolic_planning_test"](plan.split("\n"), CONTEXT) == score
     meta = {"metric": {"plan": "symbolic_planning_test"}, "context": CONTEXT}
     verdict = grade(f"<answer>{plan}</answer>", {"plan": "(as the authors did)"}, **meta)

@@ -5,18 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from mmrl import types
 from mmrl.benchmarks.predictions import Prediction, append_predictions, read_complete_predictions
-from mmrl.types import (
-    Action,
-    CoordinateSystem,
-    FinishReason,
-    ResizeMap,
-    RewardErrorKind,
-    RewardFailure,
-    Size,
-    Turn,
-    UserError,
-)
 
 
 def make_prediction(number: int) -> Prediction:
@@ -24,11 +14,11 @@ def make_prediction(number: int) -> Prediction:
         id=str(number),
         response_index=0,
         text=f"<answer>{number}\u2028</answer>",
-        finish_reason=FinishReason.EOS,
+        finish_reason=types.FinishReason.EOS,
         num_tokens=3,
         prompt_digest="ab",
-        coordinate_system=CoordinateSystem.PX_RESIZED,
-        resize_maps=(ResizeMap(Size(40, 30), Size(56, 28)),),
+        coordinate_system=types.CoordinateSystem.PX_RESIZED,
+        resize_maps=(types.ResizeMap(types.Size(40, 30), types.Size(56, 28)),),
     )
 
 
@@ -46,16 +36,20 @@ def test_incomplete_batch_and_torn_line_are_dropped(tmp_path):
 
 
 def test_turns_and_failure_of_an_episode_are_kept(tmp_path):
-    call = Action(name="click", arguments={"coordinate": [1, 2]})
-    turns = (Turn(action="left", state="s", valid=False), Turn(action=call, reward=1.0, info={"success": 1.0}), Turn())
-    failure = RewardFailure(RewardErrorKind.TIMEOUT, "action 2: too late")
+    call = types.Action(name="click", arguments={"coordinate": [1, 2]})
+    turns = (
+        types.Turn(action="left", state="s", valid=False),
+        types.Turn(action=call, reward=1.0, info={"success": 1.0}),
+        types.Turn(),
+    )
+    failure = types.RewardFailure(types.RewardErrorKind.TIMEOUT, "action 2: too late")
     predictions = [replace(make_prediction(0), turns=turns), replace(make_prediction(1), failure=failure)]
     append_predictions(tmp_path / "predictions.jsonl", predictions)
     assert read_complete_predictions(tmp_path / "predictions.jsonl", [2]) == predictions
 
 
 def test_continuation_is_kept_and_a_row_that_does_not_say_which_is_refused(tmp_path):
-    path, part = tmp_path / "predictions.jsonl", ResizeMap(Size(40, 30), Size(56, 28), (4, 8))
+    path, part = tmp_path / "predictions.jsonl", types.ResizeMap(types.Size(40, 30), types.Size(56, 28), (4, 8))
     continued = {"num_turns": 2, "used_tool": True, "rethought": True, "tool_resize_maps": (part,)}
     prediction = replace(make_prediction(0), first_response_chars=3, resize_maps=(part,), **continued)
     append_predictions(path, [prediction])
@@ -64,7 +58,7 @@ def test_continuation_is_kept_and_a_row_that_does_not_say_which_is_refused(tmp_p
     for name in ("num_turns", "used_tool", "rethought", "tool_sizes"):
         del row[name]
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match="an earlier version wrote it.*choose another folder"):
+    with pytest.raises(types.UserError, match="an earlier version wrote it.*choose another folder"):
         read_complete_predictions(path, [1])
     path.write_text(json.dumps({**row, "first_response_chars": None}) + "\n")
     assert read_complete_predictions(path, [1]) == [replace(make_prediction(0), resize_maps=(part,))]
@@ -72,5 +66,5 @@ def test_continuation_is_kept_and_a_row_that_does_not_say_which_is_refused(tmp_p
 
 def test_line_that_is_not_a_prediction_is_refused(tmp_path):
     (tmp_path / "predictions.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="predictions.jsonl:1"):
+    with pytest.raises(types.UserError, match="predictions.jsonl:1"):
         read_complete_predictions(tmp_path / "predictions.jsonl", [1])

@@ -242,12 +242,6 @@ def test_one_correct_response_has_a_wide_interval(score):
     assert strict["low"] == pytest.approx(1 / (1 + 1.959964**2), abs=1e-4)  # Wilson's, of one of one
 
 
-def test_help_names_every_benchmark(capsys):
-    with pytest.raises(SystemExit):
-        main(["eval", "run", "--help"])
-    assert {*BENCHMARKS} <= {*re.findall(r"\w+", capsys.readouterr().out)}
-
-
 def test_verdicts_on_other_responses_are_replaced_only_on_request(score):
     before = score().verdicts
     assert score().code == 0  # the same again

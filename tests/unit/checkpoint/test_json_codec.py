@@ -81,7 +81,7 @@ def round_trip(value, kind):
 
 
 @pytest.mark.parametrize("kind", CODEC_TYPES, ids=lambda kind: kind.__name__)
-def test_random_value_comes_back_exactly(kind):
+def test_a_random_value_is_read_back_equal_in_every_bit(kind):
     rng = random.Random(kind.__name__)
     for _ in range(60):
         value = make_random(kind, rng)

@@ -166,11 +166,6 @@ def test_a_user_error_exits_2_with_a_line_for_each_problem(command, config, caps
     ]
 
 
-def test_a_wrong_config_is_refused_before_torch_is_imported(tmp_path):
-    code = f"import sys, mmrl.cli\nmmrl.cli.main(['train', '{tmp_path}/no.yaml'])\nsys.exit('torch' in sys.modules)"
-    assert run_python(code).returncode == 0
-
-
 def test_overrides_may_follow_options(config, tmp_path, capsys):
     assert main(["train", config, "--run-dir", str(tmp_path / "r"), "run.sed=1", "--steps", "2", "run.sad=1"]) == 2
     error = capsys.readouterr().err
@@ -210,7 +205,6 @@ def write_judged(folder, old, new):
         ("url: http://localhost:9/v1", "url: localhost", 7, "args.judge.url"),
         ("url: http://localhost:9/v1", "timeout_s: -1", 7, "args.judge"),
         ("name: rule", "name: rule, fallback: jugde", 9, "rewards.terms.1.fallback: term 'rule': it falls back"),
-        ("name: rule", "name: rule, fallback: rule", 9, "rewards.terms.1.fallback: .*not another term"),
         ("name: rule", "name: rule, requires: fmt", 9, "rewards.terms.1.requires: .*not another term"),
         ("name: rule", "name: rule, fallback: 2.0", 9, "rewards.terms.1.fallback: .*outside the range 0 to 1"),
         ("name: rule", "name: rule, transform: {threshold: 2.0}", 9, "rewards.terms.1.transform: .*all values"),

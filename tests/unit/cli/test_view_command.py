@@ -44,7 +44,7 @@ def test_two_runs_share_a_page(run, tmp_path):
     assert {path.name for path in (tmp_path / "page/data").iterdir()} == {"index.js", "r0", "r1"}
 
 
-def test_no_media_leaves_pictures_out(run, tmp_path, capsys):
+def test_the_option_no_media_copies_no_pictures(run, tmp_path, capsys):
     assert main(["view", run, "--out", "page", "--no-media"]) == 0
     assert not (tmp_path / "page/media").exists()
     assert " 0 pictures copied" in capsys.readouterr().out

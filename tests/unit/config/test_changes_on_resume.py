@@ -1,9 +1,10 @@
 """Settings that a resumed run may change: those that no result depends on, such as how long it waits."""
 
 import pytest
+from config_samples import SMALL, write
 from factories import make_config
 
-from mmrl.config import diff_configs, flatten_settings
+from mmrl.config import diff_configs, dump_yaml, flatten_settings, load_config, read_flat_settings
 from mmrl.config.schema.base import NO_EFFECT, ROUNDING_EFFECT
 
 
@@ -40,3 +41,14 @@ def test_a_marked_section_marks_all_its_keys_also_in_lists():
     )
     assert no_effect.items() <= effects.items()
     assert effects["run.cpu_threads"] == ROUNDING_EFFECT.effect
+
+
+def test_trackers_may_change_when_a_run_resumes(tmp_path):
+    source = write(tmp_path, SMALL)
+    old = load_config(source, ["logging.trackers=[tensorboard]"]).config
+    write(tmp_path, dump_yaml(old), "old.yaml")
+    for trackers in ("[]", "[wandb, tensorboard]"):
+        new = load_config(source, [f"logging.trackers={trackers}", "logging.project=p"]).config
+        changes = diff_configs(read_flat_settings(tmp_path / "old.yaml"), new)
+        assert changes
+        assert all(change.effect for change in changes)

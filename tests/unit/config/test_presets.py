@@ -12,15 +12,7 @@ from mmrl.config import load_config
 from mmrl.config.explain import explain
 from mmrl.config.export import dump_yaml
 from mmrl.config.load import flatten_settings
-from mmrl.config.schema import ReplayConfig, RethinkConfig, RlStage
-from mmrl.config.schema.presets import (
-    ALGORITHM_PRESETS,
-    REPLAY_PRESETS,
-    RETHINK_PRESETS,
-    AlgorithmName,
-    ReplayPreset,
-    RethinkPreset,
-)
+from mmrl.config.schema import ReplayConfig, RethinkConfig, RlStage, presets
 
 
 def loaded(tmp_path, *overrides):
@@ -28,18 +20,18 @@ def loaded(tmp_path, *overrides):
 
 
 def test_each_name_has_its_settings():
-    assert get_args(AlgorithmName) == tuple(ALGORITHM_PRESETS)
-    assert get_args(RethinkPreset) == tuple(RETHINK_PRESETS)
-    assert get_args(ReplayPreset) == tuple(REPLAY_PRESETS)
+    assert get_args(presets.AlgorithmName) == tuple(presets.ALGORITHM_PRESETS)
+    assert get_args(presets.RethinkPreset) == tuple(presets.RETHINK_PRESETS)
+    assert get_args(presets.ReplayPreset) == tuple(presets.REPLAY_PRESETS)
 
 
-@pytest.mark.parametrize("name", ALGORITHM_PRESETS)
+@pytest.mark.parametrize("name", presets.ALGORITHM_PRESETS)
 def test_an_algorithm_sets_its_bundle_with_origins_and_nothing_else(tmp_path, name):
     plain = flatten_settings(loaded(tmp_path).config.stages[1].model_dump(mode="json"))
     result = loaded(tmp_path, f"stages.rl.algorithm={name}")
     ours = flatten_settings(result.config.stages[1].model_dump(mode="json"))
     # Settings for replay are for stages that have it: no algorithm switches it on.
-    bundle = {part: settings for part, settings in ALGORITHM_PRESETS[name].items() if part != "replay"}
+    bundle = {part: settings for part, settings in presets.ALGORITHM_PRESETS[name].items() if part != "replay"}
     bundle = flatten_settings(bundle) if bundle else {}
     assert {key: ours[key] for key in bundle} == bundle
     assert {key for key in ours if ours[key] != plain[key]} <= {*bundle, "algorithm"}
@@ -82,7 +74,9 @@ def test_gspo_has_a_setting_for_replay_and_switches_none_on(tmp_path):
     again = loaded(tmp_path, "stages.rl.algorithm=gspo", "stages.rl.replay={}").config
     assert load_config(write(tmp_path, dump_yaml(again), "again.yaml")).config == again
     with pytest.raises(ValidationError, match="algorithm 'gspo' stands for replay.old_logprobs too"):
-        RlStage(kind="rl", name="rl", steps=1, algorithm="gspo", loss=ALGORITHM_PRESETS["gspo"]["loss"], replay={})
+        RlStage(
+            kind="rl", name="rl", steps=1, algorithm="gspo", loss=presets.ALGORITHM_PRESETS["gspo"]["loss"], replay={}
+        )
 
 
 NARROW = "loss={importance_ratio_level: sequence, clip_low: 3e-4, clip_high: 4e-4}"
@@ -148,7 +142,7 @@ def test_settings_of_a_rethinking_step_override_its_preset(tmp_path):
     steps = "[{kind: generate}, {kind: rethink, correct: [exact], preset: paper, fraction: 0.5}]"
     result = loaded(tmp_path, f"stages.rl.rollout_steps={steps}", "stages.rl.sampling.max_new_tokens=2048")
     step = result.config.stages[1].rollout_steps[1]
-    expected = {**RETHINK_PRESETS["paper"], "fraction": 0.5}
+    expected = {**presets.RETHINK_PRESETS["paper"], "fraction": 0.5}
     assert {key: value for key, value in step.model_dump().items() if key in expected and key != "triggers"} == {
         key: value for key, value in expected.items() if key != "triggers"
     }
@@ -172,14 +166,14 @@ def test_advantages_per_term_need_a_weighted_sum(tmp_path, rewards, said):
     assert loaded(tmp_path, gdpo[1]).config.rewards.terms[0].fn == "a:b"
 
 
-@pytest.mark.parametrize("name", REPLAY_PRESETS)
+@pytest.mark.parametrize("name", presets.REPLAY_PRESETS)
 def test_a_preset_of_replay_is_in_place_with_its_origin_and_may_be_overridden(tmp_path, name):
     result = loaded(tmp_path, f"stages.rl.replay.preset={name}", "stages.rl.replay.priority_exponent=0.5")
     replay = result.config.stages[1].replay.model_dump()
-    expected = {**ReplayConfig().model_dump(), "preset": name, **REPLAY_PRESETS[name], "priority_exponent": 0.5}
+    expected = {**ReplayConfig().model_dump(), "preset": name, **presets.REPLAY_PRESETS[name], "priority_exponent": 0.5}
     assert replay == expected
     origins = {key.rpartition(".")[2] for key, origin in result.origins.items() if origin == f"preset {name}"}
-    assert origins == REPLAY_PRESETS[name].keys()
+    assert origins == presets.REPLAY_PRESETS[name].keys()
     assert load_config(write(tmp_path, dump_yaml(result.config), "again.yaml")).config == result.config
 
 
@@ -203,7 +197,7 @@ def test_validation_samples_that_no_stage_uses_are_warned_of(tmp_path):
 
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
-LATER = [f"stages.rl.algorithm={name}" for name in ALGORITHM_PRESETS]
+LATER = [f"stages.rl.algorithm={name}" for name in presets.ALGORITHM_PRESETS]
 LATER += ["overlays=dapo", "overlays=[april, dapo]", "overlays+=dapo", "stages.rl.replay={preset: paper}"]
 
 

@@ -53,7 +53,7 @@ def test_a_recipe_is_found_by_name_and_extended_by_name(shipped, tmp_path):
     ("name", "message"),
     [("countre", "did you mean counter?"), ("xyz", "; `mmrl recipe list` shows all"), ("countre.yaml", "no such file")],
 )
-def test_a_mistyped_name_is_told_the_nearest(shipped, name, message):
+def test_a_mistyped_recipe_name_suggests_the_nearest(shipped, name, message):
     assert message in refused(name)
 
 
@@ -79,7 +79,7 @@ def test_the_first_line_has_a_title_and_a_summary(tmp_path, line, title, summary
     assert (header.title, header.summary) == (title, summary)
 
 
-def test_data_stands_for_the_folder_and_media_lie_there(shipped, tmp_path, monkeypatch):
+def test_data_variable_expands_to_the_data_folder_and_media_root(shipped, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loaded = load_config("counter", ["data.dir=sets"])
     assert loaded.config.data.train[0].args["path"] == f"{tmp_path}/sets/rows/a.jsonl"
@@ -94,7 +94,7 @@ def test_data_stands_for_the_folder_and_media_lie_there(shipped, tmp_path, monke
     assert load_config(above).config.data.dir == f"{tmp_path}/mine/below"
 
 
-def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
+def test_missing_data_files_are_listed_with_their_download_commands(shipped, tmp_path):
     with pytest.raises(UserError, match="--data DIR"):
         check_data_files(load_config("counter"))
     loaded = load_config("counter", [f"data.dir={tmp_path}"])
@@ -117,7 +117,7 @@ def test_missing_files_are_told_with_their_commands(shipped, tmp_path):
     check_data_files(replace(loaded, files=(tmp_path / "gone.yaml",)))
 
 
-def test_a_missing_file_that_no_command_fetches_is_told_with_the_text_about_the_data(shipped, tmp_path):
+def test_a_missing_file_without_a_command_is_listed_with_the_data_text(shipped, tmp_path):
     loaded = load_config("counter", [f"data.dir={tmp_path}", 'data.train.0.args.path="${data}/own.jsonl"'])
     (tmp_path / "pictures").mkdir()
     with pytest.raises(UserError) as error:
@@ -129,7 +129,7 @@ def test_a_missing_file_that_no_command_fetches_is_told_with_the_text_about_the_
         check_data_files(replace(loaded, files=(tmp_path / "gone.yaml",)))
 
 
-def test_a_command_is_told_for_the_folder_that_it_names_and_not_for_one_whose_name_begins_alike(shipped, tmp_path):
+def test_a_download_command_is_matched_by_whole_folder_names(shipped, tmp_path):
     loaded = load_config("counter", [f"data.dir={tmp_path}", 'data.train.0.args.path="${data}/row/a.jsonl"'])
     (tmp_path / "pictures").mkdir()
     with pytest.raises(UserError, match=r"has no row/a.jsonl; no command of the header fetches it"):
@@ -206,7 +206,7 @@ rewards:
     )
 
 
-def test_a_copied_stage_stands_before_the_one_that_is_changed_next(shipped, tmp_path):
+def test_a_copied_stage_is_inserted_before_the_next_changed_one(shipped, tmp_path):
     text = """extends: counter
 stages:
   pilot: {copy_of: kind:rl, steps: 2, track_rewards: [count]}

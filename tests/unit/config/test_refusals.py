@@ -87,11 +87,6 @@ def test_every_mapping_refuses_an_unknown_key(tmp_path):
         assert re.search(rf"c\.yaml:\d+: {re.escape(place)}\.zzz: unknown key; the keys here are ", said), place
 
 
-def test_a_float_beyond_all_integers_is_not_written_out(tmp_path):
-    said = refused(write(tmp_path, SMALL), "stages.0.steps=1e300")
-    assert said == "command line: stages.0.steps: must be a whole number, got 1e+300"
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -101,6 +96,7 @@ def test_a_float_beyond_all_integers_is_not_written_out(tmp_path):
         ("extends=x.yaml", "command line: extends: unknown key"),
         ("stages.rl.steps='3'", "stages.1.steps: must be a whole number, got the text '3'; remove the quotes"),
         ("stages.rl.steps=3.0", "stages.1.steps: must be a whole number, got 3.0; write 3"),
+        ("stages.rl.steps=1e300", "stages.1.steps: must be a whole number, got 1e+300"),
         ("stages.rl.steps=0", "stages.1.steps: must be greater than or equal"),
         ("stages.rl.steps=", "got nothing (null); leave the key out"),
         ("stages.rl.group_size=1", "stages.1: group_size 1 leaves a group nothing"),
@@ -139,9 +135,7 @@ def test_a_float_beyond_all_integers_is_not_written_out(tmp_path):
         ("stages.rl.optimizer.betas=[0.9, 1, 2]", "stages.1.optimizer.betas: needs 2 values, got 3"),
         ("stages.rl.optimizer.betas=[0.9, 1]", "stages.1.optimizer.betas.1: must be less than 1"),
         ("stages.rl.optimizer.lr=1e999", "stages.1.optimizer.lr: 1e999 is not a finite number"),
-        ("stages.rl.optimizer.lr=1e12", "stages.1.optimizer.lr: must be less than or equal to 1, got"),
         ("rewards.terms.0.weight=-1e308", "rewards.terms.0.weight: must be greater than or equal"),
-        (f"run.seed={2**63}", "run.seed: must be less than or equal"),
         ("stages.rl.optimizer.final_lr_frac=0.1", "final_lr_frac has no effect on a constant rate"),
         ("stages.rl.loss.sft_loss={coef: 0.1, final_frac: 0.5}", "final_frac has no effect on a constant weight"),
         ("stages.rl.optimizer.decay_steps=5", "decay_steps has no effect on a constant rate"),
@@ -312,7 +306,7 @@ def test_missing_file_directory_and_binary_are_refused(tmp_path):
     assert "b.yaml:2: not UTF-8 text (byte 0xff)" in refused(tmp_path / "b.yaml")
 
 
-def test_all_errors_come_at_once_one_per_line(tmp_path):
+def test_all_errors_are_listed_one_per_line(tmp_path):
     text = SMALL.replace("steps: 10", "steps: ten\n    stepz: 3").replace(
         "run: {name: demo}", "run: {name: 1, name: 2}"
     )
@@ -337,3 +331,22 @@ def test_all_errors_come_at_once_one_per_line(tmp_path):
 )
 def test_what_an_engine_or_optimizer_can_do_is_accepted(tmp_path, overrides):
     assert load_config(write(tmp_path, SMALL), overrides).config.deepspeed
+
+
+TRACKERS = "must be 'tensorboard', 'wandb', 'trackio' or 'mlflow', got"
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("logging.trackers=[tensorbord]", f"logging.trackers.0: {TRACKERS} the text 'tensorbord'"),
+        ("logging.trackers=[wandb, wandb]", "logging.trackers: two trackers are named 'wandb'; leave one out"),
+        ("logging.trackers=[{kind: wandb, api_key: hush}]", f"logging.trackers.0: {TRACKERS} a mapping"),
+        ("logging={trackers: [wandb], api_key: hush}", "logging.api_key: unknown key"),
+        ("wandb_project=vlm", "the key for it is `logging.project`"),
+    ],
+)
+def test_a_wrong_tracker_is_refused(tmp_path, setting, expected):
+    message = refused(write(tmp_path, SMALL), setting)
+    assert expected in message
+    assert "hush" not in message

@@ -26,11 +26,6 @@ def rethink(option):
     return "[{kind: generate}, {kind: rethink, correct: [exact], " + option + "}]"
 
 
-@pytest.fixture
-def path(tmp_path):
-    return write(tmp_path, HARVEST)
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -76,8 +71,8 @@ def path(tmp_path):
         ("stages.rl.repeat_samples_to=0", "stages.5.repeat_samples_to: must be greater than or equal"),
     ],
 )
-def test_stages_that_do_not_fit_together_are_refused(path, override, said):
-    assert said in refused(path, override)
+def test_stages_that_do_not_fit_together_are_refused(tmp_path, override, said):
+    assert said in refused(write(tmp_path, HARVEST), override)
 
 
 BASE = "stages.rl.reference.init_from=base"
@@ -125,6 +120,6 @@ def test_settings_of_several_sections_that_contradict_each_other_are_refused(tmp
 @pytest.mark.parametrize(
     ("limit", "expected"), [(2, [2, 2, "none", "none", 2, 2]), (15, [10, 15, "none", "none", 5, 15])]
 )
-def test_steps_are_capped_in_every_stage_that_has_more(path, limit, expected):
-    capped = effective_config(load_config(path), steps=limit)
+def test_steps_are_capped_in_every_stage_that_has_more(tmp_path, limit, expected):
+    capped = effective_config(load_config(write(tmp_path, HARVEST)), steps=limit)
     assert [getattr(stage, "steps", "none") for stage in capped.stages] == expected

@@ -26,7 +26,7 @@ def test_there_are_enough_synonyms_and_none_is_listed_twice():
 
 
 @pytest.mark.parametrize("name", RENAMED_SINCE_0_1)
-def test_a_key_of_0_1_leads_to_a_key_of_its_section(name):
+def test_a_removed_key_of_release_0_1_suggests_a_key_of_its_section(name):
     section = sections_below(StrictModel)[name]
     for old, new in RENAMED_SINCE_0_1[name].items():
         assert new in section.model_fields, (name, old, new)

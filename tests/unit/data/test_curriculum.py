@@ -209,11 +209,6 @@ def test_limr_equals_numpy():
     assert measure_samples(visits(a=(1.0, 1.0), b=(1.0, 1.0)), "limr") == {"a": 0.0, "b": 0.0}
 
 
-def test_limr_is_1_for_the_curve_of_the_mean():
-    rewards = visits(low=(0.0, 0.25, 0.5), mean=(0.25, 0.5, 0.75), high=(0.5, 0.75, 1.0))
-    assert measure_samples(rewards, "limr")["mean"] == 1.0
-
-
 def test_mean_and_deviation_against_numpy():
     table = np.random.default_rng(1).random((4, 5))
     history = visits(**{f"s{i}": row for i, row in enumerate(table)})

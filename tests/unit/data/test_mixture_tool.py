@@ -20,7 +20,7 @@ def grid(k, n=60):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_coefficients_and_maximum_are_found_again(tool, seed):
+def test_a_fit_finds_the_coefficients_and_the_maximum(tool, seed):
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=6)
     shares = rng.dirichlet(np.ones(3), size=12)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from factories import make_sample, png_bytes, write_file
-from waiting import PATIENCE_S, wait_for
+from waiting import PATIENCE_S, alive, wait_for
 
 import mmrl.policy.processor as processor_module
 from mmrl.data.order import CachedOrder, ShuffledOrder, StreamingOrder
@@ -126,11 +126,6 @@ def test_rows_that_a_step_leaves_are_there_for_the_next(tiny, monkeypatch):
 
 
 # Workers that fail
-
-
-def alive(pid):
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def fail_as_named(one):

@@ -155,7 +155,7 @@ def test_an_episode_that_cannot_begin_is_one_rejected_row(context, fault):
         ({"fn": MAZE, "args": {"lava": 15}}, "leaves no room"),
     ],
 )
-def test_an_environment_that_cannot_be_made(context, options, message):
+def test_an_environment_that_cannot_be_made_is_refused(context, options, message):
     if message == "leaves no room":  # each episode is made anew, so each says so
         rows = read(context, **options)
         assert all(message in row.reason for row in rows) and len(rows) == 6

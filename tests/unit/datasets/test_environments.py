@@ -272,7 +272,7 @@ def test_screens_lists_and_notes_do_what_actions_say():
         Action("scroll", {"direction": ["up"]}),
     ],
 )
-def test_actions_that_the_phone_cannot_use(action):
+def test_invalid_actions_leave_the_phone_unchanged(action):
     environment = start("Turn")
     shown = environment._observe("")
     result = check_step_result(environment.step(action))

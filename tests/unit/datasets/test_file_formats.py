@@ -223,12 +223,6 @@ def test_parquet_is_read_in_bounded_memory(context):
     assert peak < 12_000_000, "of 25 MB in one row group"
 
 
-def test_a_parquet_file_that_is_cut_off_is_refused(context, read_table):
-    content = write_parquet(context, "a.parquet", EASY_ROWS).read_bytes()
-    with pytest.raises(UserError, match=r"a\.parquet: cannot be read as Parquet beyond row 0"):
-        read_table("a.parquet", content[:-20], **EASY)
-
-
 def test_a_folder_of_parquet_gives_one_split(context):
     test_name = "test-00000-of-00001-c6fe4964edb19d81"  # as older versions of Hugging Face name it
     for number, name in enumerate(["train-00000-of-00002", "train-00001-of-00002", test_name]):

@@ -21,6 +21,7 @@ from mmrl.utils.plugins import load_plugin
 from mmrl_datasets import save_png
 from mmrl_datasets.choices import LETTERS
 from mmrl_datasets.generators import charts, jigsaw, multiple_choice, printed_text, scenes, shape_videos
+from mmrl_datasets.generators.common import _make_rng
 from mmrl_datasets.generators.digit_sums import sums
 from mmrl_datasets.generators.drawing import COLOURS, PRINT_PAPER_GREY
 from mmrl_datasets.generators.photos import SPLITS
@@ -472,3 +473,9 @@ def test_a_picture_outside_the_roots_or_damaged_is_refused(pictures, tmp_path):
         path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(UserError, match=r"pictures/[ab]"):
         next(jigsaw.pair(pictures, size=1, pictures="pictures"))
+
+
+def test_a_stream_begins_from_the_hash_of_seed_and_name():
+    name = "count/train/000299/pixels"
+    entropy = int.from_bytes(hashlib.sha256(f"7/{name}".encode()).digest()[:16], "big")
+    assert _make_rng(7, name).random(3).tolist() == np.random.default_rng(entropy).random(3).tolist()

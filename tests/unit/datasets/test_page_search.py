@@ -85,7 +85,7 @@ def test_a_part_is_of_the_picture_shown_last(search):
         "<search>never closed",
     ],
 )
-def test_what_is_no_action_is_told_and_changes_nothing(search, action):
+def test_text_without_an_action_gets_a_message_and_changes_nothing(search, action):
     result = search(action)
     assert not result.valid and result.observation.text and not result.terminated
     assert result.observation.state == "no page"

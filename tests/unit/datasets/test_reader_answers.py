@@ -12,6 +12,12 @@ CUP = Region((1.0, 2.0, 30.0, 40.0), "cup")
 @pytest.mark.parametrize(
     ("answer_type", "coordinates", "cell", "value"),
     [
+        ("text", None, "a cat", "a cat"),
+        ("choice", None, "b", "B"),
+        ("number", None, -2.5, -2.5),
+        ("number", None, " 007.50 ", 7.5),
+        ("box", "px_original", [0, 1.5, 9, 8], [0, 1.5, 9, 8]),
+        ("box", "px_original", "[1, 2, 30, 40]", [1, 2, 30, 40]),
         ("boxes", "px_original", [{"bbox_2d": [1, 2, 30, 40], "label": "cup"}], (CUP,)),
         ("boxes", "px_original", '[{"bbox_2d": [1, 2, 30, 40], "label": "cup"}]', (CUP,)),
         ("boxes", "norm_1000", "[[1, 2, 30, 40]]", (Region((1.0, 2.0, 30.0, 40.0)),)),
@@ -38,6 +44,14 @@ def test_cells_of_each_answer_type_become_values(answer_type, coordinates, cell,
 @pytest.mark.parametrize(
     ("answer_type", "coordinates", "cell", "reason"),
     [
+        ("box", "norm_1000", [1, 2, 3], "must be four finite numbers"),
+        ("box", "norm_1000", [1, 2, float("inf"), 4], "must be four finite numbers"),
+        ("box", "norm_1000", "1,2,3,4", "must be four finite numbers"),
+        ("box", "norm_1000", "[1,2,3,NaN]", "must be four finite numbers"),
+        ("box", "norm_1000", [5, 2, 3, 4], "empty or inverted"),
+        ("box", "norm_1000", [1, 2, 1, 4], "empty or inverted"),
+        ("box", "norm_1000", [-1, 2, 3, 4], "lies outside the image"),
+        ("box", "norm_1000", [1, 2, 1001, 4], "lies outside the image"),
         ("boxes", "px_original", [[1, 2, 30, float("nan")]], "not a box"),
         ("boxes", "px_original", [[30, 2, 1, 40]], "inverted or empty box"),
         ("boxes", "px_original", [[-1, 2, 30, 40]], "lies outside the image in coordinates px_original"),
@@ -70,6 +84,11 @@ def test_boxes_of_corner_and_size_become_corners():
     assert spec.parse_target(fenced, "answer").value == (CUP,)
     with pytest.raises(BadRowError, match="inverted or empty box"):
         spec.parse_target([[1, 2, -1, 38]], "answer")
+    single = make_answer_spec("box", "norm_1", "xywh")
+    assert single.parse_target([0.25, 0.5, 0.5, 0.25], "answer").value == [0.25, 0.5, 0.75, 0.75]
+    for cell, reason in (([0.5, 0.5, 0.75, 0.25], "outside the image"), ([0.5, 0.5, 0.25, 0], "empty or inverted")):
+        with pytest.raises(BadRowError, match=reason):
+            single.parse_target(cell, "answer")
 
 
 @pytest.mark.parametrize("answer_type", ["json", "action"])

@@ -15,16 +15,8 @@ from skimage.measure import label as connected
 from mmrl.cli import main
 from mmrl.types import AnswerType, CoordinateSystem, DatasetContext, Target, UserError
 from mmrl.utils.plugins import load_function
-from mmrl_datasets.generators import scenes
+from mmrl_datasets.generators import photos, scenes
 from mmrl_datasets.generators.drawing import COLOURS, SCENE_GREY, SceneObject, draw_shape
-from mmrl_datasets.generators.photos import (
-    SPLITS,
-    load_handwritten_digits,
-    load_materials,
-    load_textures,
-    split_region,
-    split_slice,
-)
 
 ROOT = Path(__file__).parents[3]
 GENERATORS = [scenes.counting, scenes.grounding, scenes.digits]
@@ -44,31 +36,31 @@ def test_datasets_import_without_torch():
 
 @pytest.mark.parametrize("count", [5, 100, 384, 1797])
 def test_shares_are_disjoint_and_complete(count):
-    parts = [list(range(count)[split_slice(split, count)]) for split in SPLITS]
+    parts = [list(range(count)[photos.split_slice(split, count)]) for split in photos.SPLITS]
     assert list(itertools.chain(*parts)) == list(range(count))
     assert all(parts)
 
 
 def test_a_region_holds_only_its_own_columns():
     ramp = np.tile(np.arange(200, dtype=np.uint8), (60, 1))
-    for split, (low, high) in zip(SPLITS, [(0, 119), (120, 159), (160, 199)], strict=True):
-        seen = np.asarray(split_region(ramp, split, 20))
+    for split, (low, high) in zip(photos.SPLITS, [(0, 119), (120, 159), (160, 199)], strict=True):
+        seen = np.asarray(photos.split_region(ramp, split, 20))
         assert seen.min() >= low
         assert seen.max() <= high
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", photos.SPLITS)
 def test_photographs_leave_room_for_a_patch_in_every_split(split):
-    textures, materials = load_textures(split, 48), load_materials(split, 24).values()
+    textures, materials = photos.load_textures(split, 48), photos.load_materials(split, 24).values()
     assert {photo.mode for photo in (*textures, *materials)} == {"RGB"}
     assert min(min(photo.size) for photo in textures) >= 48
     assert min(min(photo.size) for photo in materials) >= 24
 
 
 def test_no_handwritten_digit_is_in_two_splits():
-    drawn = {split: {digit.ink.tobytes() for digit in load_handwritten_digits(split)} for split in SPLITS}
-    assert sum(len(load_handwritten_digits(split)) for split in SPLITS) == 1797
-    for one, other in itertools.combinations(SPLITS, 2):
+    drawn = {split: {digit.ink.tobytes() for digit in photos.load_handwritten_digits(split)} for split in photos.SPLITS}
+    assert sum(len(photos.load_handwritten_digits(split)) for split in photos.SPLITS) == 1797
+    for one, other in itertools.combinations(photos.SPLITS, 2):
         assert not drawn[one] & drawn[other]
 
 
@@ -162,7 +154,7 @@ def test_careless_boxes_grow_and_stay_inside_the_picture(context):
 
 
 def test_the_number_is_what_is_written(context):
-    inks, values = zip(*load_handwritten_digits("test"), strict=True)
+    inks, values = zip(*photos.load_handwritten_digits("test"), strict=True)
     known = np.stack([np.asarray(ink, dtype=float) for ink in inks])
     right = total = 0
     for sample in scenes.digits(context, split="test", size=60, background=0.0, min_length=1, length=2):
@@ -186,7 +178,7 @@ def test_annotators_give_up_on_some_readings(context):
 
 @pytest.mark.parametrize("generate", GENERATORS)
 def test_larger_pictures_work_in_every_split(generate, context):
-    for split in SPLITS:
+    for split in photos.SPLITS:
         (sample,) = generate(context, split=split, size=1, image_px=224)
         assert pixels(sample.images[0]).shape == (224, 224, 3)
 

@@ -24,8 +24,6 @@ def read(context, read_table):
     pics = context.base_dir / "pics"
     for name in "ab":
         write_file(pics / f"{name}.png", name.encode())
-    (context.base_dir.parent / "secret.png").write_bytes(b"outside")
-    (pics / "link.png").symlink_to(context.base_dir.parent / "secret.png")
     (pics / "loop.png").symlink_to("loop.png")
 
     def read(*rows, **options):
@@ -59,24 +57,6 @@ def test_labels_thinking_and_rows_without_images_or_ids(read):
     assert (other.label, other.thinking) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("answer_type", "cell", "value"),
-    [
-        ("text", "a cat", "a cat"),
-        ("choice", "b", "B"),
-        ("number", -2.5, -2.5),
-        ("number", " 007.50 ", 7.5),
-        ("box", [0, 1.5, 9, 8], [0, 1.5, 9, 8]),
-        ("box", "[1, 2, 30, 40]", [1, 2, 30, 40]),
-    ],
-)
-def test_answers_are_parsed_by_their_type(read, answer_type, cell, value):
-    coordinates = "px_original" if answer_type == "box" else None
-    (sample,) = read(ROW | {"a": cell}, answer_type=answer_type, coordinates=coordinates)
-    system = CoordinateSystem(coordinates) if coordinates else None
-    assert sample.target == Target(answer_type=AnswerType(answer_type), value=value, coordinate_system=system)
-
-
 def test_blank_lines_are_skipped_and_the_limit_counts_rows(read):
     rows = [b"", ROW, b"  ", ROW | {"key": "k2"}, ROW | {"key": "k3"}]
     assert [sample.id for sample in read(*rows, limit=2)] == ["rows/train/k1", "rows/train/k2"]
@@ -102,18 +82,9 @@ def test_blank_lines_are_skipped_and_the_limit_counts_rows(read):
         ({"q": "  "}, "question must be text that is not empty"),
         ({"key": 1.5}, "id must be text or a whole number"),
         ({"key": "fine"}, "the id 'rows/train/fine' is also the id of line-1"),
-        ({"pics": "c.png"}, "image 'c.png' cannot be read: there is no such file"),
-        ({"pics": "."}, "image '.' cannot be read"),
         ({"pics": "a\0.png"}, "leads nowhere"),
         ({"pics": "loop.png"}, "leads nowhere"),
-        ({"pics": "https://example.org/a.png"}, "https URLs are refused unless data.allowed_url_schemes has"),
-        ({"pics": "file:///etc/hostname"}, "file URLs are refused unless data.allowed_url_schemes has file"),
         ({"pics": "s3://bucket/a.png"}, "s3 URLs are refused always"),
-        ({"pics": "data:image/png;base64,iVBO"}, "data URLs are refused unless data.allowed_url_schemes has"),
-        ({"pics": "../../secret.png"}, "lies outside data.media_roots"),
-        ({"pics": "link.png"}, "lies outside data.media_roots"),
-        ({"pics": "/etc/hostname"}, "lies outside data.media_roots"),
-        ({"pics": [3]}, "image must be text"),
         ({"q": "<image> or <image>?"}, "says <image> 2 times, and there are 1 images"),
         ({"q": "<image 2>?"}, "names the images [2], and there are 1"),
         ({"q": "<image 1> or <image><image>?"}, "says <image> 2 times, and there are 1 images"),
@@ -124,31 +95,6 @@ def test_a_bad_row_is_rejected_with_its_line_and_reason(read, context, line, rea
     assert isinstance(good, Sample)
     check_rejected([bad], [reason])
     assert bad.reason.startswith(f"{context.base_dir / 'rows.jsonl'}:2: ")
-
-
-@pytest.mark.parametrize(
-    ("cell", "reason"),
-    [
-        ([1, 2, 3], "must be four finite numbers"),
-        ([1, 2, float("nan"), 4], "must be four finite numbers"),
-        ([1, 2, float("inf"), 4], "must be four finite numbers"),
-        ("1,2,3,4", "must be four finite numbers"),
-        ("[1,2,3,NaN]", "must be four finite numbers"),
-        ([5, 2, 3, 4], "empty or inverted"),
-        ([1, 2, 1, 4], "empty or inverted"),
-        ([-1, 2, 3, 4], "lies outside the image"),
-        ([1, 2, 1001, 4], "lies outside the image"),
-    ],
-)
-def test_a_bad_box_is_rejected(read, cell, reason):
-    check_rejected(read(ROW | {"a": cell}, answer_type="box", coordinates="norm_1000"), [reason])
-
-
-def test_boxes_of_a_corner_with_width_and_height_become_two_corners(read):
-    rows = make_rows(a=([0.25, 0.5, 0.5, 0.25], [0.5, 0.5, 0.75, 0.25], [0.5, 0.5, 0.25, 0]))
-    good, *bad = read(*rows, answer_type="box", coordinates="norm_1", box_format="xywh")
-    assert good.target.value == [0.25, 0.5, 0.75, 0.75]
-    check_rejected(bad, ["lies outside the image", "empty or inverted"])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from mmrl.cli import eval as eval_command
+from mmrl.cli import main
 from mmrl.cli.main import _parse_arguments, build_parser
+from mmrl.config import load_config
 from mmrl.config.errors import read_synonyms
 from mmrl.config.schema import Config
 
@@ -84,17 +87,52 @@ def test_a_wrong_link_and_a_wrong_name_are_found():
     assert broken == ["gone.md", "glossary.md#word", "mmrl/nothing.py", "mmrl/training/rl.py:run_nothing"]
 
 
+def test_examples_of_all_kinds_have_at_most_40_lines():
+    kinds = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add one of twelve kinds")[2].partition("\n## ")[0]
+    longer = {path.name for path in (ROOT / "examples").glob("*.py") if len(path.read_text().splitlines()) > 40}
+    assert longer == {"internvl.py", "miniwob_env.py"}
+    assert len(set(re.findall(r"examples/(\w+\.py)", kinds)) - longer) == 12
+
+
 # Commands
 
 
-def mmrl_commands():
-    """Return the lines of console blocks that call mmrl, with those that continue them, without their comments."""
+def shell_commands(prefix):
+    """Return the lines of console blocks that begin so, with those that continue them, without their comments."""
     commands = set()
     for page in PAGES:
         for block in re.findall(r"```console\n(.*?)```", page.read_text().replace("\\\n", ""), re.S):
             lines = [line[2:].split("  #")[0].strip() for line in block.splitlines() if line.startswith("$ ")]
-            commands.update(line.split(" > ")[0].split(" | ")[0] for line in lines if line.startswith("mmrl "))
+            commands.update(line.split(" > ")[0].split(" | ")[0] for line in lines if line.startswith(prefix))
     return sorted(commands)
+
+
+def test_the_pages_show_commands():
+    assert all(map(shell_commands, ("make quickstart", "make test", "mmrl train", "mmrl explain")))
+
+
+@pytest.mark.parametrize("command", shell_commands("make "))
+def test_make_knows_the_targets_of_the_docs(command):
+    done = subprocess.run(["make", "-n", *shlex.split(command)[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", shell_commands("mmrl explain configs/"))
+def test_explain_commands_of_the_docs_run(command, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(shlex.split(command)[1:]) == 0
+    assert "L = " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", shell_commands("mmrl train configs/"))
+def test_train_commands_of_the_docs_have_configs_and_overrides_that_load(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config, *overrides = shlex.split(command)[2:]
+    assert load_config(config, [text for text in overrides if "=" in text]).config.stages
+
+
+def test_readme_is_short_enough_to_be_read():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_scripts_that_the_docs_call_exist_and_do_something():
@@ -106,7 +144,7 @@ def test_scripts_that_the_docs_call_exist_and_do_something():
         assert 'if __name__ == "__main__":' in (ROOT / script).read_text(), script
 
 
-@pytest.mark.parametrize("command", mmrl_commands())
+@pytest.mark.parametrize("command", shell_commands("mmrl "))
 def test_command_line_accepts_the_commands_of_the_docs(command):
     words = eval_command.insert_default_command(shlex.split(command)[1:])
     assert _parse_arguments(build_parser(), words).command == words[0]

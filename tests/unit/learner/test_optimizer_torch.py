@@ -99,7 +99,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_in_any_component(dtype, b
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_restored_optimizer_resumes_exactly(dtype, tmp_path):
+def test_a_restored_optimizer_makes_the_same_updates(dtype, tmp_path):
     def steps(trained, weight, count):
         for k in range(count):
             trained.backward((weight**2).sum() * (k + 1))

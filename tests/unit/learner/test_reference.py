@@ -74,7 +74,7 @@ def test_frozen_weights_are_shared_with_the_reference(make_tiny):
 
 
 @pytest.mark.parametrize(("kind", "decay"), [("ema", {"ema_decay": 0.9}), ("reset", {})])
-def test_a_restored_reference_continues_exactly(make_tiny, kind, decay):
+def test_a_restored_reference_makes_the_same_updates(make_tiny, kind, decay):
     tiny = make_tiny()
     options = Options(update=kind, update_every=2, **decay)
     reference = ReferencePolicy(tiny.policy, options)

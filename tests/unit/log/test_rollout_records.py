@@ -11,28 +11,8 @@ from factories import make_answer, make_group, make_prompt, make_rollout, make_s
 from json_lines import read_json_lines
 from selection import make_experiences
 
+from mmrl import types
 from mmrl.log.rollout_records import list_scored_records, list_step_records, write_records
-from mmrl.types import (
-    AnswerType,
-    Author,
-    Contribution,
-    CoordinateSystem,
-    Dropped,
-    Experience,
-    GroupSelection,
-    ImageRef,
-    MediaObservation,
-    ResizeMap,
-    RewardErrorKind,
-    RewardFailure,
-    RewardValue,
-    Score,
-    Segment,
-    SelectedExperiences,
-    Size,
-    TokenValues,
-    VideoRef,
-)
 
 PLACE = {"stage": "rl", "step": 12, "version": 40}
 
@@ -48,7 +28,7 @@ def select(groups, advantages, **fields):
     """Select all rollouts of some groups for training."""
     rows = tuple(make_experiences(group, *row) for group, row in zip(groups, advantages, strict=True))
     defaults = {"experiences": tuple(chain.from_iterable(rows)), "has_signal": True}
-    return SelectedExperiences(groups=tuple(groups), experiences_by_group=rows, **defaults | fields)
+    return types.SelectedExperiences(groups=tuple(groups), experiences_by_group=rows, **defaults | fields)
 
 
 def make_pair(name="a", **prompt_fields):
@@ -66,32 +46,43 @@ def record(tmp_path, selected, *, max_groups=9, texts=TEXTS, has_gradient=bool):
 
 def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
     image = write_file(tmp_path / "data" / "7.png", b"")
-    outside = VideoRef(path="/clips/a.mp4", sha256="ab", start=1.0, end=2.5)
-    resize_maps = (ResizeMap(Size(640, 480), Size(56, 84), (3, 4)), ResizeMap(Size(64, 48), Size(28, 28)))
+    outside = types.VideoRef(path="/clips/a.mp4", sha256="ab", start=1.0, end=2.5)
+    resize_maps = (
+        types.ResizeMap(types.Size(640, 480), types.Size(56, 84), (3, 4)),
+        types.ResizeMap(types.Size(64, 48), types.Size(28, 28)),
+    )
     sample = make_sample(
         (1, 2, 3, 4),
-        AnswerType.BOX,
+        types.AnswerType.BOX,
         id="box-7",
         task="ground",
         parts=(image, "Where in ", outside, "?"),
-        coordinate_system=CoordinateSystem.PX_ORIGINAL,
+        coordinate_system=types.CoordinateSystem.PX_ORIGINAL,
     )
-    prompt = make_prompt(sample, resize_maps=resize_maps, coordinate_system=CoordinateSystem.PX_RESIZED)
+    prompt = make_prompt(sample, resize_maps=resize_maps, coordinate_system=types.CoordinateSystem.PX_RESIZED)
     answer = replace(make_answer((5.0, 6.0, 7.0, 8.0)), thinking="hm", text="[5, 6, 7, 8]")
-    zoomed = ImageRef(path=image.path, sha256=image.sha256, crop=(0, 0, 9, 9))
-    shown = MediaObservation(ref=zoomed, grid=(1, 2, 2), resize_map=ResizeMap(Size(9, 9), Size(28, 28)), digest="d")
+    zoomed = types.ImageRef(path=image.path, sha256=image.sha256, crop=(0, 0, 9, 9))
+    shown = types.MediaObservation(
+        ref=zoomed, grid=(1, 2, 2), resize_map=types.ResizeMap(types.Size(9, 9), types.Size(28, 28)), digest="d"
+    )
     segments = (
-        Segment(token_ids=(5, 6), logprobs=(-1.0, -2.0), author=Author.POLICY, version=38),
-        Segment(token_ids=(7,), logprobs=(0.0,), author=Author.ENVIRONMENT, observation=shown),
-        Segment(token_ids=(8, 9, 10), logprobs=(-1.0,) * 3, author=Author.POLICY, version=39),
+        types.Segment(token_ids=(5, 6), logprobs=(-1.0, -2.0), author=types.Author.POLICY, version=38),
+        types.Segment(token_ids=(7,), logprobs=(0.0,), author=types.Author.ENVIRONMENT, observation=shown),
+        types.Segment(token_ids=(8, 9, 10), logprobs=(-1.0,) * 3, author=types.Author.POLICY, version=39),
     )
     rethought = {"parent_index": 0, "is_correct": True, "first_is_correct": False}
     rollout = replace(make_rollout(prompt, 0, "abcdef", answer), segments=segments, **rethought)
-    score = Score(
-        terms={"iou": RewardValue(0.5, "overlap"), "slow": RewardValue(0.0, "fallback: took more than 1 s")},
+    score = types.Score(
+        terms={
+            "iou": types.RewardValue(0.5, "overlap"),
+            "slow": types.RewardValue(0.0, "fallback: took more than 1 s"),
+        },
         total=1.0,
-        failures={"slow": RewardFailure(RewardErrorKind.TIMEOUT, "took more than 1 s")},
-        contributions={"iou": Contribution(0.25, 4.0, True, 1.0), "slow": Contribution(0.0, 1.0, False, 0.0)},
+        failures={"slow": types.RewardFailure(types.RewardErrorKind.TIMEOUT, "took more than 1 s")},
+        contributions={
+            "iou": types.Contribution(0.25, 4.0, True, 1.0),
+            "slow": types.Contribution(0.0, 1.0, False, 0.0),
+        },
     )
     group = make_group(prompt, [rollout], [score], probes={"blind": (make_score(iou=0.2), make_score(iou=0.4))})
     [line] = record(tmp_path, select([group], [(0.7,)]))
@@ -133,8 +124,8 @@ def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
 def test_dropped_rollout_has_the_reason_and_no_score(tmp_path):
     group = make_pair()
     kept, dropped = group.rollouts
-    failures = {"exact": RewardFailure(RewardErrorKind.TIMEOUT, "took more than 1 s")}
-    group = replace(group, rollouts=(kept,), scores=group.scores[:1], dropped=(Dropped(dropped, failures),))
+    failures = {"exact": types.RewardFailure(types.RewardErrorKind.TIMEOUT, "took more than 1 s")}
+    group = replace(group, rollouts=(kept,), scores=group.scores[:1], dropped=(types.Dropped(dropped, failures),))
     first, second = record(tmp_path, select([group], [(float("nan"),)]))
     assert first["total"] == 1.0 and first["advantage"] is None
     assert second["dropped"] == {"exact": "timeouts: took more than 1 s"}
@@ -144,9 +135,9 @@ def test_dropped_rollout_has_the_reason_and_no_score(tmp_path):
 def test_rejected_groups_are_there_with_the_reason_and_groups_beyond_the_most_are_not(tmp_path):
     groups = [make_pair(name) for name in "abc"]
     selections = (
-        GroupSelection("trained", carried_over=True),
-        GroupSelection("rejected", "exact"),
-        GroupSelection("no_room"),
+        types.GroupSelection("trained", carried_over=True),
+        types.GroupSelection("rejected", "exact"),
+        types.GroupSelection("no_room"),
     )
     lines = record(tmp_path, select(groups, [(0.5, -0.5)] * 3, selections=selections), max_groups=2)
     shown = [(one["group"], one["sample"], one["selection"]["status"], one["selection"]["reason"]) for one in lines]
@@ -156,8 +147,8 @@ def test_rejected_groups_are_there_with_the_reason_and_groups_beyond_the_most_ar
 
 def test_replayed_rollouts_follow_as_groups_of_their_prompts_and_count_how_often_they_were_drawn(tmp_path):
     new, old, older = make_pair("a"), make_pair("b"), make_pair("c")
-    drawn = [Experience(rollout=old.rollouts[index], advantage=0.5, staleness=3) for index in (0, 1, 0)]
-    drawn.append(Experience(rollout=older.rollouts[0], advantage=-0.5, staleness=9))
+    drawn = [types.Experience(rollout=old.rollouts[index], advantage=0.5, staleness=3) for index in (0, 1, 0)]
+    drawn.append(types.Experience(rollout=older.rollouts[0], advantage=-0.5, staleness=9))
     selected = select([new], [(1.0, -1.0)])
     selected = replace(selected, experiences=(*selected.experiences, *drawn), replayed=tuple(drawn))
     lines = record(tmp_path, selected)[2:]
@@ -173,7 +164,7 @@ def test_replayed_rollouts_follow_as_groups_of_their_prompts_and_count_how_often
 
 def test_records_say_for_which_rollouts_the_learner_ran_a_forward_pass(tmp_path):
     new, old = make_pair("a"), make_pair("b")
-    drawn = tuple(Experience(rollout=rollout, advantage=0.5, staleness=3) for rollout in old.rollouts)
+    drawn = tuple(types.Experience(rollout=rollout, advantage=0.5, staleness=3) for rollout in old.rollouts)
     selected = select([new], [(1.0, -1.0)])
     # As with `replay.preset: code`, the second rollout of the step's own is not drawn.
     selected = replace(selected, experiences=(selected.experiences[0], *drawn), replayed=drawn)
@@ -185,7 +176,9 @@ def test_replayed_copies_of_a_sample_are_groups_of_their_own(tmp_path):
     copies = [make_pair("b"), make_pair("b#2")]
     digest = copies[0].prompt.digest
     drawn = [
-        Experience(rollout=replace(rollout, prompt=replace(rollout.prompt, digest=digest)), advantage=0.5, staleness=1)
+        types.Experience(
+            rollout=replace(rollout, prompt=replace(rollout.prompt, digest=digest)), advantage=0.5, staleness=1
+        )
         for group in copies
         for rollout in group.rollouts
     ]
@@ -213,14 +206,14 @@ def test_token_file_has_the_learners_values_at_the_policys_tokens_alone(tmp_path
     group = make_pair()
     first, second = group.rollouts
     segments = (
-        Segment(token_ids=(11, 12), logprobs=(-1.0, -2.0), author=Author.POLICY),
-        Segment(token_ids=(13,), logprobs=(0.0,), author=Author.FORCED),
-        Segment(token_ids=(14,), logprobs=(-3.0,), author=Author.POLICY),
+        types.Segment(token_ids=(11, 12), logprobs=(-1.0, -2.0), author=types.Author.POLICY),
+        types.Segment(token_ids=(13,), logprobs=(0.0,), author=types.Author.FORCED),
+        types.Segment(token_ids=(14,), logprobs=(-3.0,), author=types.Author.POLICY),
     )
     group = replace(group, rollouts=(first, replace(second, segments=segments)))
     selected = select([group], [(0.5, -0.5)])
     records = list_step_records(selected, max_groups=9, version=0, has_gradient=bool)
-    values = TokenValues((-1.5, -2.5, -3.5), (0.6, 0.7, 0.8), (2.0, 3.0, 4.0), (-0.5,) * 3, (0.0, 1.0, 2.0))
+    values = types.TokenValues((-1.5, -2.5, -3.5), (0.6, 0.7, 0.8), (2.0, 3.0, 4.0), (-0.5,) * 3, (0.0, 1.0, 2.0))
     ends = iter([[1, 3], None])
     texts = SimpleNamespace(**vars(TEXTS) | {"find_token_ends": lambda rollout: next(ends)})
     write_records(tmp_path / "rollouts/rl-000012.jsonl", records, PLACE, texts, {1: values})

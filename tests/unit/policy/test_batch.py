@@ -7,29 +7,14 @@ import torch
 from factories import make_answer
 from processors import pad_prompts
 
+from mmrl import types
 from mmrl.learner.micro_batches import pack_micro_batches
 from mmrl.policy.batch import PackedGroup, Placeholders, PromptTensors, collate, group_by_prompt
-from mmrl.types import (
-    AnswerType,
-    Author,
-    CoordinateSystem,
-    Experience,
-    FinishReason,
-    ImageRef,
-    Prompt,
-    Rollout,
-    Sample,
-    SamplingParams,
-    Segment,
-    Target,
-    UserError,
-    VideoRef,
-)
 
 IMAGE, VIDEO, PAD = 9, 8, 0
-REFS = {IMAGE: ImageRef(path="p.png", sha256=""), VIDEO: VideoRef(path="v.mp4", sha256="")}
-PARAMS = SamplingParams(max_new_tokens=8)
-POLICY, FORCED = Author.POLICY, Author.FORCED
+REFS = {IMAGE: types.ImageRef(path="p.png", sha256=""), VIDEO: types.VideoRef(path="v.mp4", sha256="")}
+PARAMS = types.SamplingParams(max_new_tokens=8)
+POLICY, FORCED = types.Author.POLICY, types.Author.FORCED
 
 
 class FakeProcessor:
@@ -54,30 +39,32 @@ class FakeProcessor:
 
 def make_prompt(name, *ids):
     media = tuple(REFS[token] for token in ids if token in REFS)
-    sample = Sample(id=name, task="t", parts=(*media, "?"), target=Target(answer_type=AnswerType.NUMBER, value=1))
-    return Prompt(
+    sample = types.Sample(
+        id=name, task="t", parts=(*media, "?"), target=types.Target(answer_type=types.AnswerType.NUMBER, value=1)
+    )
+    return types.Prompt(
         sample=sample,
         token_ids=ids,
         grids=((1, 1, 1),) * len(media),
         resize_maps=(),
-        coordinate_system=CoordinateSystem.NORM_1,
+        coordinate_system=types.CoordinateSystem.NORM_1,
         digest=f"{name}{ids}",
     )
 
 
 def make_experience(prompt, *segments, params=PARAMS):
     """An experience whose response has these segments of (author, token ids)."""
-    made = [Segment(token_ids=ids, logprobs=(-1.0,) * len(ids), author=author) for author, ids in segments]
-    rollout = Rollout(
+    made = [types.Segment(token_ids=ids, logprobs=(-1.0,) * len(ids), author=author) for author, ids in segments]
+    rollout = types.Rollout(
         prompt=prompt,
         index=0,
         segments=tuple(made),
         text="",
         answer=make_answer(),
-        finish_reason=FinishReason.EOS,
+        finish_reason=types.FinishReason.EOS,
         sampling_params=params,
     )
-    return Experience(rollout=rollout, advantage=1.0)
+    return types.Experience(rollout=rollout, advantage=1.0)
 
 
 def pack(experiences, *, shared_prefix=True, processor=None):
@@ -88,7 +75,7 @@ def pack(experiences, *, shared_prefix=True, processor=None):
 A, B = make_prompt("a", 1, IMAGE, 2), make_prompt("b", 3)
 ONE = make_experience(A, (POLICY, (11, 12)))
 TWO = make_experience(A, (POLICY, (13,)), (FORCED, (14,)), (POLICY, (15,)))
-OTHER = make_experience(B, (Author.DEMONSTRATION, (16, 17)))
+OTHER = make_experience(B, (types.Author.DEMONSTRATION, (16, 17)))
 
 
 def test_the_plain_layout_has_a_padded_row_for_each_completion():
@@ -199,9 +186,9 @@ def test_each_token_has_the_temperature_it_was_sampled_at(shared_prefix):
 )
 def test_placeholders_grids_and_patches_that_disagree_are_refused(prompt, processor, words):
     fake = FakeProcessor(**processor)
-    with pytest.raises(UserError, match=f"sample a: .*{words}"):
+    with pytest.raises(types.UserError, match=f"sample a: .*{words}"):
         pad_prompts([prompt, B], fake, pad_id=PAD)
-    with pytest.raises(UserError, match=f"sample a: .*{words}"):
+    with pytest.raises(types.UserError, match=f"sample a: .*{words}"):
         pack([make_experience(prompt, (POLICY, (11,))), OTHER], processor=fake)
 
 

@@ -30,7 +30,7 @@ def ids():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_routes_as_transformers_does(make_tiny, family, ids):
+def test_a_router_chooses_the_experts_that_transformers_chooses(make_tiny, family, ids):
     model = make_tiny(family).policy.model
     plain = copy.deepcopy(model)
     for router in find_routers(plain):

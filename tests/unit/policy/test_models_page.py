@@ -112,7 +112,7 @@ def test_each_cell_is_a_test_of_that_family_or_a_reason(row, scenes):
 def test_the_families_of_a_test_are_found_in_its_parameters_fixtures_and_scenes(scenes):
     routers = families_of("unit/policy/test_expert_routing", "test_a_frozen_router_stays_and_the_experts_learn", scenes)
     exported = families_of(
-        "integration/test_export", "test_it_generates_and_ends_with_the_tokenizer_of_training", scenes
+        "integration/test_export", "test_an_exported_model_generates_and_ends_with_the_tokenizer_of_training", scenes
     )
     served = families_of("equivalence/test_vllm_engine", "test_a_server_says_what_it_computes_logits_in", scenes)
     ranks = families_of("equivalence/test_ranks", "test_two_ranks_learn_what_one_learns", scenes)
@@ -121,5 +121,5 @@ def test_the_families_of_a_test_are_found_in_its_parameters_fixtures_and_scenes(
     assert served == ranks == zoomed == {"qwen2_5_vl"}
 
 
-def test_what_is_out_is_named():
+def test_families_that_are_not_supported_are_named():
     assert set(re.findall(r"`(\w+)`", " ".join(row[0] for row in table("| `model_type` |")[1:]))) == set(UNSUPPORTED)

@@ -12,25 +12,14 @@ from PIL import Image
 from processors import make_media_cache
 from selection import make_media_finder
 
+from mmrl import types
 from mmrl.config import load_config
 from mmrl.policy.build import build_encoder
 from mmrl.policy.encoder import ChatTemplate
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.pretrained import ProcessorBundle
-from mmrl.types import (
-    AnswerType,
-    Author,
-    CoordinateSystem,
-    FinishReason,
-    ImageRef,
-    PromptTooLongError,
-    Segment,
-    Size,
-    Target,
-    UserError,
-)
 
-NUMBER = Target(answer_type=AnswerType.NUMBER, value=3)
+NUMBER = types.Target(answer_type=types.AnswerType.NUMBER, value=3)
 WITHOUT_MEDIA = make_sample(parts=("nothing to see",))
 
 
@@ -56,7 +45,7 @@ def test_a_prompt_is_what_the_processor_of_transformers_makes(make_tiny, family)
         tensors = tiny.processor.prompt_tensors(prompt)
         content = []
         for part in sample.parts:
-            if isinstance(part, ImageRef):
+            if isinstance(part, types.ImageRef):
                 content.append({"type": "image", "image": Image.open(part.path).convert("RGB")})
             else:
                 content.append({"type": "text", "text": part})
@@ -76,7 +65,7 @@ def test_a_prompt_is_what_the_processor_of_transformers_makes(make_tiny, family)
 def test_a_resize_map_has_the_original_size_and_the_limited_one(make_tiny, write_image):
     sample = make_sample(parts=(write_image(Image.new("RGB", (96, 24))), "?"))
     (resize_map,) = make_tiny().processor.build(sample).resize_maps
-    assert resize_map.original == Size(96, 24)
+    assert resize_map.original == types.Size(96, 24)
     assert resize_map.resized.width * resize_map.resized.height <= 2304
     assert resize_map.resized.width > resize_map.resized.height
 
@@ -144,9 +133,9 @@ def test_an_image_that_changes_during_the_run_is_refused_once_it_has_left_the_ca
     write_image(Image.new("RGB", (48, 48), "blue"))
     assert len(processor.prompt_tensors(prompt).image_patches_MD) == 36  # still cached
     processor.build(WITHOUT_MEDIA)  # takes its place
-    with pytest.raises(UserError, match="changed since it was referenced"):
+    with pytest.raises(types.UserError, match="changed since it was referenced"):
         processor.prompt_tensors(prompt)
-    with pytest.raises(UserError, match=f"sample {prompt.sample.id}: its media changed while the run"):
+    with pytest.raises(types.UserError, match=f"sample {prompt.sample.id}: its media changed while the run"):
         processor.prompt_tensors(replace(processor.build(WITHOUT_MEDIA), digest="0" * 64))
 
 
@@ -190,9 +179,9 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_length(make_tiny, family,
     length = len(tiny.processor.build(sample).token_ids)
     assert len(tiny.fresh(max_prompt_tokens=length).encoder.measure(sample).ids) == length
     processor = tiny.fresh(max_prompt_tokens=length - 1)
-    with pytest.raises(PromptTooLongError, match=f"{length} tokens exceed model.max_prompt_tokens={length - 1}"):
+    with pytest.raises(types.PromptTooLongError, match=f"{length} tokens exceed model.max_prompt_tokens={length - 1}"):
         processor.encoder.measure(sample)
-    with pytest.raises(PromptTooLongError, match=rf"sample {sample.id}: {length} tokens exceed"):
+    with pytest.raises(types.PromptTooLongError, match=rf"sample {sample.id}: {length} tokens exceed"):
         processor.build(sample)
 
 
@@ -209,7 +198,7 @@ def test_a_video_that_a_vllm_server_cannot_take_is_refused(make_tiny, tmp_path, 
         if engine == "vllm" or family == "qwen2_5_vl":
             assert encoder.measure(sample).ids
             continue
-        with pytest.raises(UserError, match=f"rollout.engine: vLLM's server takes no video of {family}"):
+        with pytest.raises(types.UserError, match=f"rollout.engine: vLLM's server takes no video of {family}"):
             encoder.measure(sample)
 
 
@@ -217,12 +206,12 @@ def test_a_video_that_a_vllm_server_cannot_take_is_refused(make_tiny, tmp_path, 
 def test_a_special_token_in_the_question_is_refused(tiny, text):
     image = tiny.samples[0].images[0]
     for parts in ((image, text), (text, image), (text,), (text[:-5], text[-5:], image)):
-        with pytest.raises(UserError, match="sample s: its text contains the special token"):
+        with pytest.raises(types.UserError, match="sample s: its text contains the special token"):
             tiny.fresh().build(make_sample(parts=parts))
 
 
 def test_half_of_a_surrogate_pair_in_the_question_is_refused(make_tiny):
-    with pytest.raises(UserError, match=r"sample s: its text contains '\\ud800', half of a surrogate pair"):
+    with pytest.raises(types.UserError, match=r"sample s: its text contains '\\ud800', half of a surrogate pair"):
         make_tiny().fresh().build(make_sample(parts=("How \ud800?",)))
 
 
@@ -241,11 +230,13 @@ def test_a_prompt_that_left_the_cache_has_the_same_tensors_again(tiny, monkeypat
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_demonstrated_box_is_in_the_coordinates_of_the_family(make_tiny, write_image, family):
     tiny = make_tiny(family)
-    system = CoordinateSystem.PX_RESIZED if family == "qwen2_5_vl" else CoordinateSystem.NORM_1000
+    system = types.CoordinateSystem.PX_RESIZED if family == "qwen2_5_vl" else types.CoordinateSystem.NORM_1000
     prompt = tiny.processor.build(make_sample(parts=(write_image(Image.new("RGB", (96, 24))), "Where?")))
-    box = make_sample((24.0, 6.0, 48.0, 24.0), AnswerType.BOX, coordinate_system=CoordinateSystem.PX_ORIGINAL).target
+    box = make_sample(
+        (24.0, 6.0, 48.0, 24.0), types.AnswerType.BOX, coordinate_system=types.CoordinateSystem.PX_ORIGINAL
+    ).target
     rollout = tiny.processor.build_demonstration(prompt, box)
-    width, height = (1000, 1000) if system is CoordinateSystem.NORM_1000 else prompt.resize_maps[0].resized
+    width, height = (1000, 1000) if system is types.CoordinateSystem.NORM_1000 else prompt.resize_maps[0].resized
     assert prompt.coordinate_system is system
     assert rollout.answer.value == (round(width / 4), round(height / 4), round(width / 2), height)
     assert rollout.answer.problems == ()
@@ -255,16 +246,16 @@ def test_a_demonstration_is_the_text_and_eos_as_one_segment(tiny):
     rollout = tiny.processor.build_demonstration(tiny.processor.build(tiny.samples[0]), NUMBER)
     (segment,) = rollout.segments
     assert rollout.text == tiny.processor.decode(segment.token_ids) == "<answer>3</answer>"
-    assert segment.author is Author.DEMONSTRATION
+    assert segment.author is types.Author.DEMONSTRATION
     assert segment.token_ids.index(tiny.eos_id) == len(segment.token_ids) - 1
-    assert rollout.finish_reason is FinishReason.EOS
+    assert rollout.finish_reason is types.FinishReason.EOS
     assert len(segment.logprobs) == len(segment.token_ids) == rollout.sampling_params.max_new_tokens
 
 
 def test_special_tokens_in_a_demonstration_are_plain_text(tiny):
     """What an annotator writes must neither end the response nor stand for an image."""
     prompt = tiny.processor.build(tiny.samples[0])
-    answer = Target(answer_type=AnswerType.TEXT, value="a <|image_pad|> and <|im_end|>")
+    answer = types.Target(answer_type=types.AnswerType.TEXT, value="a <|image_pad|> and <|im_end|>")
     (segment,) = tiny.processor.build_demonstration(prompt, answer).segments
     assert tiny.processor.placeholders.image_id not in segment.token_ids
     assert segment.token_ids.count(tiny.eos_id) == 1
@@ -276,7 +267,10 @@ def tokens_of(tiny, text):
     """Return a rollout of a text, an EOS and, split over two segments, all its tokens."""
     prompt = tiny.processor.build(tiny.samples[0])
     ids = (*tiny.processor.tokenize(text), tiny.eos_id)
-    parts = [Segment(token_ids=part, logprobs=(-1.0,) * len(part), author=Author.POLICY) for part in (ids[:3], ids[3:])]
+    parts = [
+        types.Segment(token_ids=part, logprobs=(-1.0,) * len(part), author=types.Author.POLICY)
+        for part in (ids[:3], ids[3:])
+    ]
     return replace(make_rollout(prompt, 0, tiny.processor.decode(ids)), segments=tuple(parts))
 
 

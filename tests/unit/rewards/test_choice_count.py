@@ -65,7 +65,7 @@ def test_a_denial_names_no_option_and_leaves_a_statement_beside_it_as_it_is():
         assert score_option(wrong, contradiction) == 0.0, contradiction
 
 
-def test_what_hedges_or_contradicts_itself_names_no_option():
+def test_an_answer_that_hedges_or_contradicts_itself_names_no_option():
     rng = random.Random(3)
     for name, hedge in itertools.product(NAMES[:4], HEDGES):
         first, second = rng.sample(sorted(TEXTS), 2)

@@ -59,8 +59,3 @@ def test_the_group_reward_favours_answers_that_few_others_gave():
     scorer = make_scorer(term(number.exact))
     (group,) = scorer.score_groups([[rollout(text, index=index) for index, text in enumerate(texts)]], step=0)
     assert apply_group_rewards(group, 0, group_rewards=group_rewards).totals == (1.25, 1.25, 1.375, 0.0)
-
-
-def test_the_examples_are_short():
-    for name in ("reward.py", "group_reward.py", "look.py", "service_reward.py"):
-        assert len((ROOT / "examples" / name).read_text().splitlines()) <= 40

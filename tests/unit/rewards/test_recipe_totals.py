@@ -3,15 +3,17 @@
 import importlib.util
 import json
 import math
+from contextlib import closing
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
-from factories import make_group, make_prompt, make_rollout, make_sample, make_score
+from factories import make_context, make_group, make_prompt, make_rollout, make_sample, make_score
+from ruamel.yaml import YAML
 from scoring import constant, make_scorer, rollout, scored
-from serving import reply, served
+from serving import judging, reply, served
 
 from mmrl.algo.advantages import compute_advantages
 from mmrl.algo.losses import estimate_kl
@@ -21,9 +23,11 @@ from mmrl.config import load_config
 from mmrl.policy.build import build_response_format
 from mmrl.scoring.build import load_reward_terms
 from mmrl.scoring.group_reward_calls import apply_group_rewards, load_group_rewards
-from mmrl.types import AnswerType, CoordinateSystem, ImageRef, Region, SampleStats, Segment, Turn
+from mmrl.types import AnswerType, CoordinateSystem, FinishReason, ImageRef, Region, SampleStats, Segment, Turn
 from mmrl_datasets.environments.frames import make
+from mmrl_datasets.readers import table
 from mmrl_rewards.contract import bind
+from mmrl_rewards.services.judge import sigmoid
 
 ROOT = Path(__file__).parents[3]
 BOX = [0, 0, 10, 10]
@@ -46,7 +50,8 @@ def total(config, text, sample, values=None, **fields):
     for name, value in (values or {}).items():
         terms[name] = replace(terms[name], reward=bind(constant(value, name=name, low=-1.0), {}))
     response = replace(rollout(text, sample, grammar=build_response_format(config)), **fields)
-    return scored(make_scorer(*terms.values()), response).total
+    with closing(make_scorer(*terms.values())) as scorer:
+        return scored(scorer, response).total
 
 
 def group_of(scores, lengths=None, probes=None, **sample):
@@ -57,10 +62,62 @@ def group_of(scores, lengths=None, probes=None, **sample):
     return make_group(prompt, rollouts, [make_score(**score) for score in scores], probes=probes or {})
 
 
-def group_totals(config, group):
+def group_totals(config, group, step=0):
     """The totals of a group with what the group rewards of a config add."""
     rewards = load_group_rewards(config, Path(), load_reward_terms(config, Path()))
-    return apply_group_rewards(group, 0, group_rewards=rewards).totals
+    return apply_group_rewards(group, step, group_rewards=rewards).totals
+
+
+def tagged(thought, answer):
+    return f"<think>{thought}</think><answer>{answer}</answer>"
+
+
+TWO, SECOND_IMAGE = make_sample(2, task="count"), make_sample([2], AnswerType.LIST)
+BETTER, WORSE = (tagged("Image 1: 8. Image 2: 6.", f"Image {number} is better") for number in (1, 2))
+IMAGE_1 = make_sample("Image 1 is better", AnswerType.TEXT)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sample", "expected"),
+    [
+        # The inverse cube of the rank, and the format.
+        ("mm_r5", tagged("Image 1: no.", "[2, 1, 3, 4, 5]"), SECOND_IMAGE, 2.0),
+        ("mm_r5", tagged("Image 1: no.", "[1, 2, 3, 4, 5]"), SECOND_IMAGE, 1.125),
+        ("mm_r5", tagged("Image 1: no.", "[5, 4, 3, 1, 2]"), SECOND_IMAGE, 1.008),
+        ("mm_r5", tagged("Image 1: no.", "[1, 3]"), SECOND_IMAGE, 1.0),
+        # Its accuracy_reward takes a bare text for the answer; here it must be in its tags.
+        ("unified_reward_think", BETTER, IMAGE_1, 2.0),
+        ("unified_reward_think", WORSE, IMAGE_1, 1.0),
+        ("unified_reward_think", "<answer>Image 1 is better</answer>", IMAGE_1, 1.0),
+        ("unified_reward_think", "Image 1 is better", IMAGE_1, 0.0),
+        # 0.5 format + accuracy (1 + 0.5 consistency): math_verifier_mllm.py of R1-Reward at commit 3693413.
+        ("r1_reward", tagged("Response 2 is better.", 2), make_sample(2, task="judge"), 2.0),
+        ("r1_reward", tagged("Response 1 is better.", 2), make_sample(2, task="judge"), 1.0),
+        ("r1_reward", tagged("Response 1 is better.", 1), make_sample(2, task="judge"), 0.5),
+        ("video_reward_bench", tagged("So 2.", 2), make_sample(2), 2.0),  # as R1-Reward
+        ("video_reward_bench", tagged("So 1.", 2), make_sample(2), 1.0),
+        ("video_reward_bench", tagged("So 1.", 1), make_sample(2), 0.5),
+        ("r1_v", "<think>One, two.</think>\n<answer> 2 </answer>", TWO, 2.0),
+        ("r1_v", "<answer>2</answer>", TWO, 1.0),
+        ("r1_v", tagged("One.", 1), TWO, 1.0),
+        ("ton", "<answer>2</answer>", TWO, 2.0),
+    ],
+)
+def test_total_of_a_response(read_recipe, name, text, sample, expected):
+    assert total(read_recipe(name), text, sample) == pytest.approx(expected)
+
+
+def test_base_reward_pays_1_for_the_answer_and_the_sigmoid_of_a_score_otherwise(read_recipe):
+    """Section 5.4.1: R(y) = 1 if y matches, else sigmoid(score(y)), here less the score of the reference."""
+    scores = {"B": 0.5}
+    with served(lambda handler, body: reply(handler, {"score": scores.get(body["response"], 2.0)})) as (url, requests):
+        service = (f"rewards.terms.model.args.scorer.url={url}", "rewards.terms.model.args.images=false")
+        config = read_recipe("base_reward", *service)
+        sample = make_sample("B", AnswerType.TEXT, parts=("Which?",))
+        assert total(config, tagged("Hm.", "B"), sample) == 1.0 and requests == []
+        assert total(config, tagged("Hm.", "C"), sample) == pytest.approx(sigmoid(2.0 - 0.5))
+        assert total(config, "No idea.", sample) == pytest.approx(sigmoid(2.0 - 0.5))
+    assert requests[0][0]["response"] == tagged("Hm.", "C")
 
 
 @pytest.mark.parametrize(
@@ -266,3 +323,104 @@ def test_a_mixture_that_pilots_predict_is_laid_over_modomodo(read_recipe, tmp_pa
     overrides = [f"data.train.{name.strip()}.weight={share}" for name, share in printed]
     mixed = {source.name: source.weight for source in read_recipe("modomodo", *overrides).data.train}
     assert mixed == pytest.approx(best, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("right", "expected"), [([1, 1, 1], [1.5, 1.0, 0.5]), ([0, 1, 1], [0.0, 1.0, 0.5]), ([1, 1, 0], [1.5, 1.0, -0.5])]
+)
+def test_kimi_k1_5_pays_for_length_once_the_first_stage_is_over(read_recipe, right, expected):
+    """2.3.3: 0.5 for the shortest right response, -0.5 for the longest, 0 for a short wrong one."""
+    config = read_recipe("kimi_k1_5")
+    group = group_of([{"accuracy": value} for value in right], (100, 200, 300), value="2", answer_type=AnswerType.LATEX)
+    stages = {stage.name: stage for stage in config.stages}
+    assert stages["easy_to_hard"].steps == 100
+    assert group_totals(config, group, step=99) == tuple(map(float, right))
+    assert group_totals(config, group, step=100) == pytest.approx(expected)
+
+
+def test_the_better_reply_of_a_pair_is_where_the_answer_says(read_recipe, tmp_path):
+    """In the training pairs and in the benchmark, and in both places."""
+    config = read_recipe("video_reward_bench")
+    tables = YAML(typ="safe").load(ROOT / "tests/data/recipe_rows/video_reward_bench.yaml")["files"]
+    for source, rows in zip([*config.data.train, *config.data.test], tables.values(), strict=True):
+        (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options = {"answer_type": "number", "prompt": source.args["prompt"]}
+        columns = {"answer": source.args["columns"]["answer"]}
+        samples = list(table.rows(make_context(tmp_path), path="pairs.jsonl", columns=columns, **options))
+        for sample, row in zip(samples, rows, strict=True):
+            question = "".join(part for part in sample.parts if isinstance(part, str))
+            is_first = question.index(row["chosen"]) < question.index(row["rejected"])
+            assert sample.target.value == (1 if is_first else 2)
+        assert {sample.target.value for sample in samples} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("waits", "box", "rethought", "expected"),
+    [
+        (0, 3, False, 1.0),
+        (1, 3, False, 1.1),
+        (2, 3, False, 1.1),
+        (3, 3, False, 0.4),
+        (5, 3, False, 0.0),
+        (6, 3, False, -0.1),
+        (9, 3, False, -0.1),
+        (0, 3, True, 1.0),
+        (2, 3, True, 1.0),
+        (4, 3, True, 1.0),
+        (0, 4, False, 0.0),
+        (2, 4, False, 0.0),
+        (2, 4, True, 0.0),
+        (0, None, False, -0.1),
+        (2, None, True, -0.1),
+    ],
+)
+def test_vl_rethinker_pays_by_the_ladder_of_its_code(read_recipe, waits, box, rethought, expected):
+    """experience_maker.py:1327-1345 at commit dd2c17d: the ladder is for responses that were not forced to rethink."""
+    words = "".join(f"Wait, look at number {number} of them again. " for number in range(waits))
+    text = f"There are some. {words}" + (rf"So \boxed{{{box}}}" if box else "So three.")
+    parent = {"parent_index": 0} if rethought else {}
+    sample = make_sample("3", AnswerType.LATEX, task="maths")
+    assert total(read_recipe("vl_rethinker"), text, sample, **parent) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("words", ["So ", "Wait, look again. So "])
+@pytest.mark.parametrize("answer", [r"\boxed{3}", r"\boxed{4}", "three."])
+def test_vl_rethinker_fines_a_response_that_was_cut_once_whatever_it_answers(read_recipe, words, answer):
+    """experience_maker.py:769 at commit dd2c17d: without an end token, a response is invalid and earns -0.1."""
+    sample = make_sample("3", AnswerType.LATEX, task="maths")
+    assert total(
+        read_recipe("vl_rethinker"), words + answer, sample, finish_reason=FinishReason.LENGTH
+    ) == pytest.approx(-0.1)
+
+
+SEARCH = Turn(action="<search>a</search>", state="", info={"relevant": 0.0})
+FOUND = Turn(action="<search>b</search>", state="", info={"relevant": 1.0})
+LOOK = Turn(action="<bbox>[1, 2, 3, 4]</bbox>", state="")
+
+
+@pytest.mark.parametrize(
+    ("turns", "opinion", "expected"),
+    [
+        ((FOUND, LOOK), 1, 1.0),
+        ((SEARCH, FOUND), 1, 0.8 + 0.2 * 0.63093),
+        ((SEARCH, SEARCH, FOUND), 1, 0.9),  # NDCG 1 / log2(4)
+        ((SEARCH, SEARCH, FOUND), 0, 0.2),
+        ((), 1, 0.0),
+        ((LOOK,), 1, 0.0),
+    ],
+)
+def test_vrag_pays_nothing_without_a_search(read_recipe, turns, opinion, expected):
+    """rm.py at commit 24f8d05: 0.7 judge + 0.1 format + 0.2 NDCG, if the format has a search and an answer."""
+    searched = float(any("relevant" in turn.info for turn in turns))
+    last = Turn(action="<answer>52</answer>", state="", terminated=True, info={"searched": searched})
+    meta = {"meta_info": {"file_name": "a.pdf", "reference_page": [5]}}
+    sample = make_sample("52 euro", AnswerType.TEXT, task="pages", meta=meta)
+    with served(judging(lambda _: {"score": opinion})) as (url, _):
+        judge = f"rewards.terms.accuracy.args.judge.url={url}"
+        got = total(read_recipe("vrag_rl", judge), "<answer>52</answer>", sample, turns=(*turns, last))
+    assert got == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_episode_of_vrag_that_a_limit_cut_short_earns_nothing(read_recipe):
+    sample = make_sample("52", AnswerType.TEXT, task="pages", meta={"meta_info": {"reference_page": [5]}})
+    assert total(read_recipe("vrag_rl"), "<search>a</search>", sample, turns=(replace(FOUND, truncated=True),)) == 0.0

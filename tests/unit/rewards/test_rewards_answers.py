@@ -176,7 +176,7 @@ def test_a_quantity_equals_itself_in_every_unit_of_its_dimension_and_in_no_other
             assert value(number.quantity, AnswerType.TEXT, f"7 {name}", answer) == expected, answer
 
 
-def test_what_is_no_unit_is_none():
+def test_text_that_is_not_a_unit_is_none():
     for name in ("", "zorks", "5", "cm 3", "m1000", "import os", "lambda: 1", "__class__", "()" * 20, "a" * 1000):
         assert find_unit(name) is None, name
 

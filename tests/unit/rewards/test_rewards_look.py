@@ -7,7 +7,6 @@ import os
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from math import exp
 from pathlib import Path
 
 import numpy as np
@@ -15,35 +14,26 @@ import pytest
 from factories import make_sample
 from PIL import Image
 from scoring import GRAMMAR, as_read, check_samples, rollout
+from ssim import slow_ssim
 from videos import picture, write_video
 
+from mmrl import types
 from mmrl.cli import main
 from mmrl.config.schema import ScoringConfig
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, registry
 from mmrl.scoring.trial import RewardTrial
-from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
-    Corruption,
-    ImageRef,
-    MediaPolicy,
-    RewardErrorKind,
-    Unscorable,
-    UserError,
-    use_media_opener,
-)
 from mmrl_rewards import look, pixels
 from mmrl_rewards.cases import Case, load_case_table
 from mmrl_rewards.contract import BadAnswer, bind
 
 ROOT = Path(__file__).parents[3]
 PICTURES = ROOT / "rewards/cases/pictures"
-PX = CoordinateSystem.PX_ORIGINAL
+PX = types.CoordinateSystem.PX_ORIGINAL
 
 
 def image_ref(path):
-    return ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    return types.ImageRef(path=str(path), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 @pytest.fixture
@@ -51,7 +41,7 @@ def box_sample(tmp_path):
     """A sample with a picture of 100 x 100 pixels and a box in it."""
     Image.fromarray(picture(0, 100, 100)).save(tmp_path / "a.png")
     parts = (image_ref(tmp_path / "a.png"), "Where?")
-    return make_sample((20, 20, 60, 52), AnswerType.BOX, parts=parts, coordinate_system=PX)
+    return make_sample((20, 20, 60, 52), types.AnswerType.BOX, parts=parts, coordinate_system=PX)
 
 
 @pytest.fixture
@@ -64,38 +54,13 @@ def make_scorer(tmp_path):
         for name in names:
             load = partial(registry.load_bound_reward, name, tmp_path, {})
             terms.append(BoundTerm(name=name, reward=load(), load_reward=load, options=as_read({})))
-        reader = PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))
+        reader = PixelReader(types.MediaPolicy(roots=(tmp_path.resolve(),)))
         scorers.append(RewardFunctionScorer(terms, ScoringConfig(**options), reader))
         return scorers[-1]
 
     yield make_scorer
     for scorer in scorers:
         scorer.close()
-
-
-def slow_ssim(first, second):
-    """Wang et al. 2004, eq. 13, pixel by pixel, over the windows that lie within."""
-    luma = [
-        [[0.299 * p[0] + 0.587 * p[1] + 0.114 * p[2] for p in row] for row in image.tolist()]
-        for image in (first, second)
-    ]
-    kernel = [[exp(-(x * x + y * y) / (2 * 1.5**2)) for x in range(-5, 6)] for y in range(-5, 6)]
-    total_weight = sum(map(sum, kernel))
-    c1, c2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
-    values = []
-    for top in range(len(luma[0]) - 10):
-        for left in range(len(luma[0][0]) - 10):
-            sums = [0.0] * 5
-            for y in range(11):
-                for x in range(11):
-                    weight = kernel[y][x] / total_weight
-                    a, b = luma[0][top + y][left + x], luma[1][top + y][left + x]
-                    for place, term in enumerate((a, b, a * a, b * b, a * b)):
-                        sums[place] += weight * term
-            a, b, aa, bb, ab = sums
-            numerator = (2 * a * b + c1) * (2 * (ab - a * b) + c2)
-            values.append(numerator / ((a * a + b * b + c1) * (aa - a * a + bb - b * b + c2)))
-    return sum(values) / len(values)
 
 
 def test_likeness_against_ssim_pixel_by_pixel():
@@ -109,7 +74,7 @@ def test_likeness_against_ssim_pixel_by_pixel():
     plain = [np.full_like(target, 255), np.broadcast_to(np.median(target, axis=(0, 1)).astype(np.uint8), target.shape)]
     blank = max(slow_ssim(page, target) for page in plain)
     expected = (slow_ssim(given, target) - blank) / (1 - blank)
-    with use_media_opener(registry.case_media(ROOT / "rewards/cases")):
+    with types.use_media_opener(registry.case_media(ROOT / "rewards/cases")):
         value = bind(look.likeness, {})(*row.build()).value
     assert value == pytest.approx(expected, abs=1e-6) and row.expected == pytest.approx(expected, abs=row.tolerance)
 
@@ -133,10 +98,10 @@ def test_difference_against_a_search_through_all_pixels(seed, tmp_path):
         refs.append({"file": str(tmp_path / name)})
     sample = {"answer_type": "box", "value": [0, 0, 1, 1], "coordinates": "px_original", "media": refs}
     row = {"fn": "", "sample": sample, "response": "<answer>[2, 1, 8, 7]</answer>", "expected": 0, "source": ""}
-    with use_media_opener(PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))):
+    with types.use_media_opener(PixelReader(types.MediaPolicy(roots=(tmp_path.resolve(),)))):
         case = Case.model_validate(row)
         if not changed:
-            with pytest.raises(Unscorable, match="no pixel"):
+            with pytest.raises(types.Unscorable, match="no pixel"):
                 bind(look.difference, {})(*case.build())
             return
         value = bind(look.difference, {})(*case.build()).value
@@ -151,7 +116,7 @@ def test_a_group_is_scored_by_what_the_picture_shows(box_sample, make_scorer, wo
     check_samples(scorer, [box_sample], GRAMMAR)
     assert RewardTrial(scorer, GRAMMAR).check_wrong_answers([box_sample]) == []
     # The model sees the picture at half its size. A blind probe hides it from the model, not from the reward.
-    hidden = replace(box_sample, parts=(replace(box_sample.images[0], corruption=Corruption.GREY), "Where?"))
+    hidden = replace(box_sample, parts=(replace(box_sample.images[0], corruption=types.Corruption.GREY), "Where?"))
     right = rollout("<answer>[10, 10, 30, 26]</answer>", box_sample)
     outside = rollout("<answer>[10, 10, 51, 26]</answer>", box_sample, 1)
     guess = rollout("<answer>[10, 10, 30, 26]</answer>", hidden)
@@ -167,7 +132,9 @@ def test_a_picture_that_changed_since_is_a_counted_abstention(box_sample, make_s
     Image.fromarray(picture(5, 100, 100)).save(box_sample.images[0].path)
     (group,) = scorer.score_groups([[rollout("<answer>[10, 10, 30, 26]</answer>", box_sample)]], step=0)
     failure = group.dropped[0].failures["look:likeness"]
-    assert failure.error_kind is RewardErrorKind.UNSCORABLE and "changed since it was referenced" in failure.reason
+    assert (
+        failure.error_kind is types.RewardErrorKind.UNSCORABLE and "changed since it was referenced" in failure.reason
+    )
     with pytest.raises(RewardError, match="changed since it was referenced"):
         check_samples(scorer, [box_sample], GRAMMAR)
 
@@ -180,14 +147,16 @@ def load_term(folder, name, **options):
 
 def open_scorer(folder, term, **options):
     """A scorer of one term that sees the pictures of a folder."""
-    return RewardFunctionScorer([term], ScoringConfig(**options), PixelReader(MediaPolicy(roots=(folder.resolve(),))))
+    return RewardFunctionScorer(
+        [term], ScoringConfig(**options), PixelReader(types.MediaPolicy(roots=(folder.resolve(),)))
+    )
 
 
 def test_the_trial_knows_the_true_size_of_a_picture(tmp_path, make_scorer):
     Image.fromarray(picture(0, 64, 48)).save(tmp_path / "a.png")
     parts = (image_ref(tmp_path / "a.png"), "Where?")
-    norm = CoordinateSystem.NORM_1000
-    sample = make_sample((250, 250, 750, 750), AnswerType.BOX, parts=parts, coordinate_system=norm)
+    norm = types.CoordinateSystem.NORM_1000
+    sample = make_sample((250, 250, 750, 750), types.AnswerType.BOX, parts=parts, coordinate_system=norm)
     scorer = make_scorer("look:likeness")
     check_samples(scorer, [sample], GRAMMAR)
     (tmp_path / "size.py").write_text(
@@ -278,15 +247,15 @@ def test_crops_blame_the_sample_or_the_answer(box_sample, tmp_path):
             "sample": {"answer_type": "box", "value": [0, 0, 1, 1], "coordinates": "px_original", "image": [100, 100]},
         }
     ).build()
-    with use_media_opener(PixelReader(MediaPolicy(roots=(tmp_path.resolve(),)))):
+    with types.use_media_opener(PixelReader(types.MediaPolicy(roots=(tmp_path.resolve(),)))):
         assert np.array_equal(pixels.target_crop(response, box_sample), picture(0, 100, 100)[20:52, 20:60])
         with pytest.raises(BadAnswer, match=r"\[90.0, 90.0, 110.0, 95.0\] \(px_original\) is not within"):
             pixels.answer_crop(response, box_sample)
         wide = replace(box_sample, target=replace(box_sample.target, value=(0, 0, 101, 50)))
-        with pytest.raises(Unscorable, match="the target: .* is not within its 100x100 pixels"):
+        with pytest.raises(types.Unscorable, match="the target: .* is not within its 100x100 pixels"):
             pixels.target_crop(response, wide)
         absent = replace(box_sample, target=replace(box_sample.target, media_index=3))
-        with pytest.raises(Unscorable, match="medium 3"):
+        with pytest.raises(types.Unscorable, match="medium 3"):
             pixels.answer_crop(response, absent)
 
 
@@ -307,7 +276,7 @@ def test_an_image_that_cannot_be_made_small_enough_is_an_error():
         pixels.encode_image(np.zeros((9, 9, 3), np.uint8), 50)
 
 
-def test_a_case_without_opener_says_what_is_missing():
+def test_a_case_with_pictures_needs_an_opener():
     (row, *_) = load_case_table(ROOT / "rewards/cases/look_difference.json")
-    with pytest.raises(UserError, match="nothing opens media here"):
+    with pytest.raises(types.UserError, match="nothing opens media here"):
         row.build()

@@ -103,7 +103,7 @@ def test_volume_iou_does_not_depend_on_scale_place_or_the_frame(scale):
         assert iou(*turned) == pytest.approx(iou(a, b), abs=1e-6)
 
 
-def test_boxes_that_differ_hardly_share_nearly_all():
+def test_volume_iou_of_nearly_equal_boxes_is_nearly_one():
     box = [0.3, -0.2, 4.0, 1.8, 1.5, 4.2, 0.1, 0.2, 0.3]
     for place in range(9):
         moved = [number + 1e-8 * (index == place) for index, number in enumerate(box)]

@@ -1,4 +1,4 @@
-"""Judge and render services over real sockets: slow, broken, dishonest and attacked ones."""
+"""Judge, reward model and render services over real sockets: slow, broken, dishonest and attacked ones."""
 
 import base64
 import json
@@ -15,14 +15,14 @@ import pytest
 from factories import make_prompt, make_rollout, make_sample
 from PIL import Image
 from serving import judging, reply, served
-from waiting import wait_for
+from waiting import bounded, wait_for
 
 from mmrl.answer import ResponseFormat, parse_answer_value
 from mmrl.media.pixel_reader import PixelReader
 from mmrl.scoring.scorer import make_response
 from mmrl.types import AnswerType, ImageRef, MediaPolicy, Unscorable, UserError, VideoRef, use_media_opener
 from mmrl.utils.digests import file_digest
-from mmrl_rewards import judge, render
+from mmrl_rewards import judge, render, segments
 from mmrl_rewards.cases import Case
 from mmrl_rewards.contract import bind
 from mmrl_rewards.services import endpoint as endpoint_module
@@ -519,3 +519,52 @@ def test_a_page_is_drawn_by_the_service_of_the_config(answer, low, high):
 def test_a_service_that_draws_nothing_is_unscorable():
     with served(status(200, b"not an image")) as (url, _), pytest.raises(Unscorable):
         scored(render.page, {"renderer": {"language": "html", "endpoint": {"url": url, "retries": 0}}})
+
+
+@pytest.mark.parametrize(
+    ("text", "split", "expected"),
+    [
+        ("A dog. A cat! A bird?", "sentence", ["A dog.", "A cat!", "A bird?"]),
+        ('It says "stop." It is 3.5 m high', "sentence", ['It says "stop."', "It is 3.5 m high"]),
+        ("A dog, a cat; a bird: 1,000 of them.", "clause", ["A dog,", "a cat;", "a bird:", "1,000 of them."]),
+        ("A dog, a cat; a bird.", "sentence", ["A dog, a cat; a bird."]),
+        ("- one\n- two\n\n- One", "sentence", ["- one", "- two"]),
+        ("猫在左边。狗在右边！", "sentence", ["猫在左边。", "狗在右边！"]),
+        ("猫，狗。", "clause", ["猫，", "狗。"]),
+        ("... \n!", "sentence", []),
+    ],
+)
+def test_a_text_is_split_at_the_ends_of_sentences_or_clauses(text, split, expected):
+    assert segments.split_segments(text, split) == expected
+
+
+def test_a_long_run_of_full_stops_within_a_word_is_read_in_linear_time():
+    with bounded():
+        assert len(segments.split_segments("." * 500_000 + "a", "sentence")) == 1
+
+
+def test_segments_earn_the_mean_of_their_sigmoids_and_each_is_listed():
+    scores = {"A kite flies.": 2.0, "A dog drives it.": -3.0, "The sky is blue.": 1000.0}
+
+    def answer(handler, body):
+        assert body["question"] == "What is it?"
+        reply(handler, {"score": scores[body["response"]]})
+
+    with served(answer) as (url, requests):
+        got = scored(
+            segments.scored,
+            {"scorer": {"url": url, **SERVICE}},
+            "A kite flies. A dog drives it.\nThe sky is blue. A kite flies!",
+        )
+    sigmoids = [1 / (1 + math.exp(-2)), 1 / (1 + math.exp(3)), 1.0]
+    assert got.value == pytest.approx(sum(sigmoids) / 3)
+    assert got.reason == "0.88 0.05 1.00; lowest: 'A dog drives it.'"
+    assert len(requests) == 3
+
+
+def test_a_service_that_fails_for_one_segment_gives_no_value():
+    def answer(handler, body):
+        reply(handler, {"score": 1.0 if "kite" in body["response"] else "good"})
+
+    with served(answer) as (url, _), pytest.raises(Unscorable):
+        scored(segments.scored, {"scorer": {"url": url, **SERVICE}}, "A kite. A dog.")

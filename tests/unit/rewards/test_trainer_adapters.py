@@ -119,7 +119,7 @@ def test_swift_calls_an_entry_of_orms_and_gets_none_for_an_abstention():
 # verl 0.9.1, verl/experimental/reward_loop/reward_manager/naive.py
 
 
-def test_verl_gets_a_score_and_whether_it_stands_for_an_abstention():
+def test_verl_gets_a_score_and_an_abstention_flag():
     extra = {"index": 3, "num_turns": 1, "rollout_reward_scores": {}}
     call = {"data_source": "geo", "solution_str": RIGHT, "extra_info": extra}
     adapter = VerlReward("number:exact")
@@ -159,7 +159,7 @@ def test_openrlhf_gets_tensors_for_what_follows_the_prompt():
         OpenRlhfReward("number:exact")(["another"], [question], ["3"])
 
 
-def test_openrlhf_reads_the_last_turn_where_an_earlier_one_ends_alike():
+def test_openrlhf_reads_the_last_of_two_turns_with_equal_endings():
     suffix = " Think in <think> tags, then answer in <answer> tags.<|im_end|>\n<|im_start|>assistant\n"
     demonstration = f"<|im_start|>user\n1 + 1?{suffix}<answer>2</answer><|im_end|>\n"
     prompt = f"{demonstration}<|im_start|>user\n1 + 2?{suffix}"

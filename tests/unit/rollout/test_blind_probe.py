@@ -13,19 +13,10 @@ from scoring import make_scorer, term
 from tool_calls import zoom_response
 from videos import SMALL
 
+from mmrl import types
 from mmrl.algo.group_metrics import compute_blind_gaps
 from mmrl.config.schema import BlindProbeConfig, RethinkConfig, RethinkTriggerConfig
 from mmrl.media.video import FrameSampling
-from mmrl.types import (
-    Author,
-    CoordinateSystem,
-    Corruption,
-    ImageRef,
-    PromptTooLongError,
-    RolloutBatch,
-    UserError,
-    VideoRef,
-)
 from mmrl_rewards.contract import reward
 
 
@@ -62,7 +53,7 @@ def test_probe_hides_the_media_and_nothing_else(tiny, prompts, corruption):
     assert batch.groups == run(tiny, prompts).groups
     for prompt, probes in zip(prompts, batch.probes, strict=True):
         media_types = set(map(type, prompt.sample.media))
-        if not media_types or (corruption == "shuffled" and VideoRef not in media_types):
+        if not media_types or (corruption == "shuffled" and types.VideoRef not in media_types):
             assert probes == {}
             continue
         rollouts = probes[corruption]
@@ -92,7 +83,7 @@ def test_cropped_image_is_the_same_part_at_every_step(tiny, prompts):
         hidden = probes["cropped"][0].prompt.sample
         assert hidden == later["cropped"][0].prompt.sample
         for before, after in zip(prompt.sample.media, hidden.media, strict=True):
-            if isinstance(before, VideoRef):
+            if isinstance(before, types.VideoRef):
                 assert after == before
                 continue
             assert replace(after, crop=None) == before
@@ -120,7 +111,7 @@ def swapped_media(tiny, prompts, step):
 
 def test_swapped_media_are_those_of_another_sample(tiny):
     prompts = [tiny.processor.build(sample) for sample in tiny.samples]
-    single_images = {sample.media for sample in tiny.samples if [*map(type, sample.media)] == [ImageRef]}
+    single_images = {sample.media for sample in tiny.samples if [*map(type, sample.media)] == [types.ImageRef]}
     shown = swapped_media(tiny, prompts, 1)
     for prompt, media in zip(prompts, shown, strict=True):
         if prompt.sample.media in single_images:
@@ -139,7 +130,7 @@ def test_media_that_make_a_prompt_too_long_are_not_swapped_in(tiny):
     class LimitedProcessor:
         def build(self, sample):
             if sample.media == large.media:
-                raise PromptTooLongError("too long")
+                raise types.PromptTooLongError("too long")
             return tiny.processor.build(sample)
 
     batch = run(tiny, [tiny.processor.build(sample)])
@@ -172,7 +163,7 @@ def test_probes_go_through_all_other_steps_uncounted(tiny, prompts, probe_first)
     batch = run(stopping, prompts[:2], *(reversed(steps) if probe_first else steps))
     probes = [rollout for probes in batch.probes for rollout in probes["grey"]]
     assert len(probes) == 8
-    assert any(segment.author is Author.FORCED for rollout in probes for segment in rollout.segments)
+    assert any(segment.author is types.Author.FORCED for rollout in probes for segment in rollout.segments)
     trained = [rollout for group in batch.groups for rollout in group]
     assert batch.metrics["rethink/attempted"] == sum(rollout.parent_index is not None for rollout in trained) > 0
 
@@ -188,10 +179,12 @@ def test_probe_has_random_numbers_of_its_own(tiny, prompts):
 
 
 def test_hiding_the_image_of_a_coordinate_question_is_refused(tiny):
-    sample = next(sample for sample in tiny.samples if sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL)
+    sample = next(
+        sample for sample in tiny.samples if sample.target.coordinate_system is types.CoordinateSystem.PX_ORIGINAL
+    )
     prompts = [tiny.processor.build(sample)]
     for corruption in ("left_out", "cropped"):
-        with pytest.raises(UserError, match="asks for coordinates"):
+        with pytest.raises(types.UserError, match="asks for coordinates"):
             run(tiny, prompts, probe(corruption))
     batch = run(tiny, prompts, probe("grey"))
     (group,) = SCORER.score_groups(batch.groups, step=0, probes=batch.probes)
@@ -201,7 +194,7 @@ def test_hiding_the_image_of_a_coordinate_question_is_refused(tiny):
 def looked(tiny, *rollouts, **context):
     """The prompts of the answers that are given from what the rollouts of one group looked at."""
     (step,) = make_pipeline(tiny, probe("looked"), scorer=SCORER, **context).steps
-    (probes,) = step(RolloutBatch(groups=(rollouts,)), step=0).probes
+    (probes,) = step(types.RolloutBatch(groups=(rollouts,)), step=0).probes
     assert all(rollout.text for rollout in probes["looked"])
     return [rollout.prompt.sample for rollout in probes["looked"]]
 
@@ -231,7 +224,7 @@ def test_of_more_parts_than_a_prompt_takes_the_last_are_kept(tiny):
     class LimitedProcessor:
         def build(self, sample):
             if len(sample.media) > 2:
-                raise PromptTooLongError("too long")
+                raise types.PromptTooLongError("too long")
             return tiny.processor.build(sample)
 
     (sample,) = looked(tiny, many, processor=LimitedProcessor())
@@ -239,8 +232,10 @@ def test_of_more_parts_than_a_prompt_takes_the_last_are_kept(tiny):
 
 
 def test_looked_is_refused_where_it_means_nothing(tiny):
-    sample = next(sample for sample in tiny.samples if sample.target.coordinate_system is CoordinateSystem.PX_ORIGINAL)
-    with pytest.raises(UserError, match="asks for coordinates"):
+    sample = next(
+        sample for sample in tiny.samples if sample.target.coordinate_system is types.CoordinateSystem.PX_ORIGINAL
+    )
+    with pytest.raises(types.UserError, match="asks for coordinates"):
         run(tiny, [tiny.processor.build(sample)], probe("looked"))
     for options in ({"rollouts_per_prompt": 2}, {"name": "parts"}):
         with pytest.raises(ValidationError, match="looked makes one rollout for each"):
@@ -263,19 +258,19 @@ def pixels(ref, corruption=None, cache=None):
 
 def test_corrupted_image_keeps_its_size_and_is_deterministic(tiny):
     ref, other = tiny.samples[0].images[0], tiny.samples[5].images[0]
-    grey, noise = pixels(ref, Corruption.GREY), pixels(ref, Corruption.NOISE)
+    grey, noise = pixels(ref, types.Corruption.GREY), pixels(ref, types.Corruption.NOISE)
     assert grey.shape == noise.shape == pixels(ref).shape
     assert set(grey.flat) == {128}
     assert noise.std() > 50
-    assert np.array_equal(pixels(ref, Corruption.NOISE, make_media_cache()), noise)
-    assert not np.array_equal(pixels(other, Corruption.NOISE), noise)
+    assert np.array_equal(pixels(ref, types.Corruption.NOISE, make_media_cache()), noise)
+    assert not np.array_equal(pixels(other, types.Corruption.NOISE), noise)
 
 
 def test_shuffled_video_has_its_frames_in_another_order(clip):
     sampling, cache = FrameSampling(video=SMALL, patch_size=8), make_media_cache(max_bytes=10**8)
     plain, shuffled, grey = (
         cache.read_video(replace(clip, corruption=corruption), sampling)
-        for corruption in (None, Corruption.SHUFFLED, Corruption.GREY)
+        for corruption in (None, types.Corruption.SHUFFLED, types.Corruption.GREY)
     )
     assert shuffled.plan == plain.plan
     frames = [frame.numpy().tobytes() for frame in plain.frames_TCHW]

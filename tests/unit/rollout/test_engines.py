@@ -17,6 +17,7 @@ from mmrl.log.console import Console
 from mmrl.policy.families import FAMILIES
 from mmrl.policy.lora import LoraAdapter
 from mmrl.policy.policy import PolicyModel
+from mmrl.rollout import weight_sync
 from mmrl.rollout.engine_sampler import EngineSampler
 from mmrl.rollout.engines import vllm_start
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
@@ -25,13 +26,6 @@ from mmrl.rollout.engines.vllm_requests import parse_completion, sampling_argume
 from mmrl.rollout.engines.vllm_weights import check_same_model, check_weights_arrived, vllm_name
 from mmrl.rollout.responses import GeneratedTokens, empty_rollout
 from mmrl.rollout.shared_engine import SharedEngine, prompt_limit
-from mmrl.rollout.weight_sync import (
-    PolicyWeightStream,
-    ShardedWeightStream,
-    TensorFingerprint,
-    fingerprint,
-    iter_with_fingerprints,
-)
 from mmrl.types import Author, FinishReason, SamplingParams, Segment, UserError
 from mmrl.utils.activity import Activity
 
@@ -68,7 +62,7 @@ def fake_sampler(tiny, engine, *seed_parts):
 
 def fingerprints(weights):
     """Those of an engine that holds exactly these weights, nothing fused."""
-    return {vllm_name(name): fingerprint(tensor) for name, tensor in weights}
+    return {vllm_name(name): weight_sync.fingerprint(tensor) for name, tensor in weights}
 
 
 def test_vllm_request_has_every_sampling_parameter(tiny):
@@ -163,11 +157,11 @@ def test_engine_that_returns_too_few_tokens_or_log_probs_is_refused(tiny, genera
 
 def test_tied_matrix_is_sent_under_both_names_and_frozen_components_are_not(make_tiny):
     policy = PolicyModel(make_tiny().policy.model, freeze=("vision",))
-    sent = dict(PolicyWeightStream(policy))
+    sent = dict(weight_sync.PolicyWeightStream(policy))
     assert sent["lm_head.weight"] is sent["model.language_model.embed_tokens.weight"]
     assert {name.split(".")[1] for name in sent} == {"language_model", "visual", "weight"}
     assert not [name for name in sent if ".visual.blocks." in name]
-    assert sent.keys() == {spec.name for spec in PolicyWeightStream(policy).specs()}
+    assert sent.keys() == {spec.name for spec in weight_sync.PolicyWeightStream(policy).specs()}
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -180,7 +174,7 @@ def test_adapter_is_sent_merged_and_the_model_keeps_its_weights(make_tiny, dora)
         for parameter in policy.trainable.values():
             parameter.add_(0.1)
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
-    sent = {name: tensor.clone() for name, tensor in PolicyWeightStream(policy)}
+    sent = {name: tensor.clone() for name, tensor in weight_sync.PolicyWeightStream(policy)}
     assert all(torch.equal(before[name], tensor) for name, tensor in model.named_parameters())
     assert {name.split(".")[-2] for name in sent} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -192,19 +186,19 @@ def test_adapter_is_sent_merged_and_the_model_keeps_its_weights(make_tiny, dora)
 
 
 def test_engine_with_another_model_is_refused(make_tiny):
-    weights = PolicyWeightStream(make_tiny().policy)
+    weights = weight_sync.PolicyWeightStream(make_tiny().policy)
     engine, norm = fingerprints(weights), "language_model.model.norm.weight"
     check_same_model(weights, engine)
     with pytest.raises(UserError, match=r"norm\.weight is \[48\] here, and it has one of \[7\]"):
-        check_same_model(weights, engine | {norm: fingerprint(torch.ones(7))})
+        check_same_model(weights, engine | {norm: weight_sync.fingerprint(torch.ones(7))})
     del engine[norm]
     with pytest.raises(UserError, match="none of that name"):
         check_same_model(weights, engine)
 
 
 def test_weights_that_did_not_arrive_are_noticed_on_all_ranks(make_tiny):
-    weights = PolicyWeightStream(make_tiny().policy)
-    stale = fingerprints(weights) | {"language_model.lm_head.weight": fingerprint(torch.zeros(330, 48))}
+    weights = weight_sync.PolicyWeightStream(make_tiny().policy)
+    stale = fingerprints(weights) | {"language_model.lm_head.weight": weight_sync.fingerprint(torch.zeros(330, 48))}
     sent_by_rank0: list = []
 
     class Rank0(Ranks):
@@ -219,12 +213,12 @@ def test_weights_that_did_not_arrive_are_noticed_on_all_ranks(make_tiny):
 
     def load(stream):
         sent: dict = {}
-        assert [name for name, _ in iter_with_fingerprints(stream, sent)] == list(sent)
+        assert [name for name, _ in weight_sync.iter_with_fingerprints(stream, sent)] == list(sent)
         check_weights_arrived(sent, fingerprints(weights))
         check_weights_arrived(sent, stale)
 
     with pytest.raises(UserError, match=r"another lm_head\.weight .* resumes from the last checkpoint") as caught:
-        ShardedWeightStream(weights, Rank0()).load_on_rank0(load)
+        weight_sync.ShardedWeightStream(weights, Rank0()).load_on_rank0(load)
     assert sent_by_rank0 == [caught.value]
 
 
@@ -240,7 +234,7 @@ def fuse(engine):
         *((f"linear_attn.in_proj_{part}.", "linear_attn.in_proj_ba.") for part in "ba"),
     ):
         engine = {
-            name.replace(part, whole): TensorFingerprint((9, 9), "") if part in name else found
+            name.replace(part, whole): weight_sync.TensorFingerprint((9, 9), "") if part in name else found
             for name, found in engine.items()
         }
     return engine
@@ -249,10 +243,10 @@ def fuse(engine):
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5_moe"])
 def test_weights_that_cannot_be_compared_must_be_fused_or_split(make_tiny, family):
     model = make_tiny(family).policy.model
-    engine = fuse(fingerprints(PolicyWeightStream(PolicyModel(model))))
+    engine = fuse(fingerprints(weight_sync.PolicyWeightStream(PolicyModel(model))))
     LoraAdapter(model, LoraConfig(rank=4), seed=1)
     sent: dict = {}
-    list(iter_with_fingerprints(PolicyWeightStream(PolicyModel(model)), sent))
+    list(weight_sync.iter_with_fingerprints(weight_sync.PolicyWeightStream(PolicyModel(model)), sent))
     # A CPU packs all matrices and tensor parallelism splits them, so none has the shape that was sent.
     packed = {name: found._replace(shape=(0,)) for name, found in engine.items()}
     check_weights_arrived(sent, packed)
@@ -266,7 +260,7 @@ def test_weights_of_every_worker_of_a_server_are_compared(make_tiny, monkeypatch
     pytest.importorskip("vllm")
     from mmrl.rollout.engines.vllm_replica import Replica
 
-    weights = PolicyWeightStream(make_tiny().policy)
+    weights = weight_sync.PolicyWeightStream(make_tiny().policy)
     first = fingerprints(weights)
     workers = [first, {name: found._replace(digest="old") for name, found in first.items()}]
     monkeypatch.setattr(Replica, "call_workers", lambda self, method, *_: workers)

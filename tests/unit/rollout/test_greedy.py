@@ -11,22 +11,14 @@ from tool_calls import call, responses
 
 from mmrl.algo.group_metrics import compute_blind_gaps
 from mmrl.algo.group_rewards import greedy_baseline
-from mmrl.config.schema import (
-    BlindProbeConfig,
-    EnvironmentConfig,
-    GreedyConfig,
-    RethinkConfig,
-    RethinkTriggerConfig,
-    ToolConfig,
-    ToolsConfig,
-)
+from mmrl.config import schema
 from mmrl.config.schema.rollout_steps import GENERATE_ONLY, check_plain_generation, check_rollout_steps
 from mmrl.rollout.tools.executor import ToolRunner
 from mmrl.types import Author
 from mmrl_rewards.contract import reward
 
-GREEDY = GreedyConfig(kind="greedy")
-GREY = BlindProbeConfig(kind="probe", corruption="grey")
+GREEDY = schema.GreedyConfig(kind="greedy")
+GREY = schema.BlindProbeConfig(kind="probe", corruption="grey")
 
 
 @reward(name="length", low=0.0, high=100.0)
@@ -77,9 +69,9 @@ def test_its_images_and_videos_are_encoded_once(tiny):
 
 
 @pytest.mark.parametrize("greedy_first", [True, False])
-def test_it_is_continued_greedily_and_not_counted(tiny, prompts, greedy_first):
-    triggers = (RethinkTriggerConfig(text=" Wait."),)
-    rethink = RethinkConfig(
+def test_a_greedy_response_is_rethought_greedily_and_not_counted(tiny, prompts, greedy_first):
+    triggers = (schema.RethinkTriggerConfig(text=" Wait."),)
+    rethink = schema.RethinkConfig(
         kind="rethink", correct=("length",), max_new_tokens=3, triggers=triggers, temperature=2.0, fraction=1.0
     )
     # With these stop strings, most responses end themselves.
@@ -115,8 +107,10 @@ class CallingSampler:
 
 @pytest.mark.parametrize("greedy_first", [True, False])
 def test_tools_and_environments_apply_to_it_wherever_they_are_written(tiny, prompts, greedy_first):
-    tools = ToolsConfig(kind="tools", tools=(ToolConfig(fn="mmrl.rollout.tools.builtin:check_answer"),), max_turns=1)
-    world = EnvironmentConfig(kind="environment", fn="examples/environment.py:make")
+    tools = schema.ToolsConfig(
+        kind="tools", tools=(schema.ToolConfig(fn="mmrl.rollout.tools.builtin:check_answer"),), max_turns=1
+    )
+    world = schema.EnvironmentConfig(kind="environment", fn="examples/environment.py:make")
     ((calling,),) = responses(tiny, call("check_answer", answer="3")).groups
     sampler = CallingSampler(calling)
     with closing(ToolRunner(Path())) as runner:

@@ -30,7 +30,7 @@ def test_variables_stay_and_the_last_value_is_shown(python):
     assert python("import math; math.isqrt(50)") == "7\n"
 
 
-def test_errors_are_told_and_end_nothing(python):
+def test_errors_are_shown_and_the_session_continues(python):
     assert python("1 / 0") == "ZeroDivisionError: division by zero\n"
     assert "SyntaxError" in python("def")
     assert python("raise SystemExit(3)") == "SystemExit: 3\n"
@@ -124,7 +124,7 @@ def test_files_lie_in_a_folder_of_the_episode_which_goes(tmp_path):
     assert not folder.exists()
 
 
-def test_other_calls_are_told_and_text_ends_the_episode():
+def test_unknown_calls_get_a_message_and_plain_text_ends_the_episode():
     environment = make()
     for call in (Action("search", {"code": "1"}), Action("python", {}), Action("python", {"code": 1})):
         refused = environment.step(call)

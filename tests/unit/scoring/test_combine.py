@@ -92,7 +92,7 @@ def test_a_term_counts_only_if_what_it_requires_exceeds_the_bound(value, above, 
     assert scored(scorer, ANY).total == expected
 
 
-def test_a_requirement_that_is_not_met_keeps_penalties_out_too():
+def test_a_penalty_counts_only_if_its_requirement_is_met():
     penalty = term(constant(-1.0, low=-1.0, high=0.0), requires="required")
     assert scored(make_scorer(penalty, term(constant(0.0, name="required"))), ANY).total == 0.0
 

@@ -116,7 +116,7 @@ def test_the_last_fallback_may_name_a_value():
     assert scored(scorer, rollout("<answer>few</answer>")).total == 0.25
 
 
-def test_a_bug_ends_the_run_with_a_fallback_too():
+def test_a_bug_ends_the_run_although_the_term_has_a_fallback():
     judge, calls = counted("judge")
     with pytest.raises(RewardError, match="reward 'odd' .*ValueError"):
         scored(make_scorer(term(constant(ValueError("bug")), fallback="judge"), judge), ANY)
@@ -157,7 +157,7 @@ def test_answers_that_the_rule_cannot_read_go_to_the_fallback_where_asked_for():
         {"fn": "mmrl_rewards.number:exact", "name": "rule", "fallback": "judge", "fallback_on": "bad_answer"},
         {"fn": "mmrl_rewards.format:tags", "name": "judge"},
     ]
-    config = SimpleNamespace(rewards=SimpleNamespace(terms=list(map(as_read_whole, options)), combine="sum"))
+    config = SimpleNamespace(rewards=SimpleNamespace(terms=list(map(as_read, options)), combine="sum"))
     scorer = make_scorer(*load_reward_terms(config, None))
     assert scored(scorer, rollout("<answer>3</answer>")).decided_by == {}
     assert scored(scorer, rollout("<answer>three or so</answer>")).decided_by == {"rule": "judge"}
@@ -187,13 +187,7 @@ def test_a_low_value_stands_where_the_condition_of_the_fallback_excludes_the_rol
     check_samples(scorer, [ANY.prompt.sample], GRAMMAR)
 
 
-def as_read_whole(options):
-    return as_read({key: value for key, value in options.items() if key != "fn"}).model_copy(
-        update={"fn": options["fn"]}
-    )
-
-
-def test_the_fallback_counts_in_workers_too():
+def test_the_fallback_decides_in_workers():
     scorer = make_scorer(term(rule, fallback="format"), term(format.tags), workers=1)
     with closing(scorer):
         assert scored(scorer, rollout("<answer>few</answer>")).decided_by == {"rule": "format"}
@@ -323,7 +317,7 @@ def test_a_group_reward_has_no_conditions_on_one_rollout():
         GroupRewardConfig.model_validate({"fn": "a:b", "when": {"rollout.turns": ("1",)}})
 
 
-def test_conditions_on_rollouts_are_no_columns_that_samples_lack():
+def test_conditions_on_rollouts_are_not_reported_as_missing_columns():
     scorer = make_scorer(term(number.exact, when={"rollout.turns": 2}))
     config = SimpleNamespace(rewards=SimpleNamespace(group_rewards=()), training_stages=())
     assert list(find_coverage_gaps(config, scorer, [COUNT])) == []

@@ -419,11 +419,7 @@ def named_otherwise(rollouts: Group): return []
 @pytest.mark.parametrize("name", ["plain", "named_otherwise"])
 def test_a_group_reward_is_sent_to_where_it_belongs(command, name, tmp_path, capsys):
     (tmp_path / "mine.py").write_text(GROUP_REWARDS)
-    (tmp_path / "mine.json").write_text(
-        json.dumps(
-            [{"fn": f"./mine.py:{name}", "sample": {"answer_type": "number", "value": 3}, "response": "3"}]
-        ).replace("}]", ', "expected": 0, "source": "none"}]')
-    )
+    (tmp_path / "mine.json").write_text(json.dumps([NUMBER_ROW | {"fn": f"./mine.py:{name}", "response": "3"}]))
     target = str(tmp_path / "mine.json") if command == "test" else f"{tmp_path}/mine.py:{name}"
     assert main(["reward", command, target]) == 2
     assert re.search("is a group reward, .*`rewards.group_rewards`.*mmrl train CONFIG", capsys.readouterr().err)

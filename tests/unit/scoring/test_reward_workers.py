@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 from factories import make_sample
 from scoring import GRAMMAR, as_read, check_samples, rollout
-from waiting import wait_for
+from waiting import alive, wait_for
 
 from mmrl.config.schema import ScoringConfig, WorkerLimitsConfig
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, RewardProcessError, registry
@@ -388,11 +388,6 @@ if __name__ == "__main__":
         else:
             run.kill()
     wait_for(lambda: not any(alive(pid) for pid in below))
-
-
-def alive(pid):
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def test_a_scorer_that_was_interrupted_starts_new_workers(make_scorer, monkeypatch):

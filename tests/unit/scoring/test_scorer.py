@@ -7,39 +7,30 @@ from pathlib import Path
 import pytest
 from scoring import COUNT, FIND, GRAMMAR, check_samples, constant, make_scorer, rollout, scored, term
 
+from mmrl import types
 from mmrl.answer import ResponseFormat
 from mmrl.config import load_config
 from mmrl.scoring import RewardError
 from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.scoring.term_checks import check_terms
 from mmrl.scoring.trial import RewardTrial
-from mmrl.types import (
-    AnswerType,
-    CoordinateSystem,
-    RewardErrorKind,
-    RewardFailure,
-    RewardValue,
-    Target,
-    Unscorable,
-    UserError,
-)
 from mmrl_rewards import box, choice, format, jigsaw, maths, number, text
 from mmrl_rewards.contract import reward
 
-ORIGINAL = CoordinateSystem.PX_ORIGINAL
+ORIGINAL = types.CoordinateSystem.PX_ORIGINAL
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 RIGHT, WRONG = rollout("<answer>3</answer>"), rollout("<answer>4</answer>", index=1)
 
 
 def make_target(value, answer_type, coordinate_system=None):
-    return Target(answer_type=answer_type, value=value, coordinate_system=coordinate_system)
+    return types.Target(answer_type=answer_type, value=value, coordinate_system=coordinate_system)
 
 
 @reward(name="picky")
 def picky(response, sample) -> float:
     """Returns 1 for correct answers, is unscorable without an answer, and raises on wrong ones."""
     if response.answer.value is None:
-        raise Unscorable("no answer")
+        raise types.Unscorable("no answer")
     return 1.0 / (response.answer.value == sample.target.value)
 
 
@@ -48,7 +39,10 @@ def test_the_total_is_the_weighted_sum_of_the_terms():
     assert scored(scorer, RIGHT).total == 2.5
     wrong = scored(scorer, WRONG)
     assert wrong.total == 0.5
-    assert wrong.terms == {"number": RewardValue(0.0, "4, expected 3"), "format": RewardValue(1.0, "as asked")}
+    assert wrong.terms == {
+        "number": types.RewardValue(0.0, "4, expected 3"),
+        "format": types.RewardValue(1.0, "as asked"),
+    }
     assert scored(scorer, rollout("3")).total == 0.0
 
 
@@ -79,7 +73,7 @@ def test_evaluation_leaves_out_what_only_shapes_training():
     scorer = make_scorer(term(number.exact), term(format.tags, training_only=True))
     assert scored(scorer, RIGHT).total == 2.0
     assert [score.total for score in scorer.score_eval([RIGHT, WRONG])] == [1.0, 0.0]
-    with pytest.raises(UserError, match=r"'c1' of task 'count', in evaluation"):
+    with pytest.raises(types.UserError, match=r"'c1' of task 'count', in evaluation"):
         make_scorer(term(format.tags, training_only=True)).score_eval([RIGHT])
 
 
@@ -93,23 +87,23 @@ def test_scorer_keeps_the_order_of_groups_and_siblings():
 
 
 def test_no_term_for_a_sample_is_the_users_mistake():
-    with pytest.raises(UserError, match="no reward term applies to sample 'c1' of task 'count': see `when`"):
+    with pytest.raises(types.UserError, match="no reward term applies to sample 'c1' of task 'count': see `when`"):
         scored(make_scorer(term(box.iou, when={"task": ["find"]})), RIGHT)
 
 
 def test_two_terms_may_not_share_a_name():
-    with pytest.raises(UserError, match="two reward terms are named 'number'"):
+    with pytest.raises(types.UserError, match="two reward terms are named 'number'"):
         check_terms([term(number.exact), term(number.exact, args={"tolerance": 1})], "sum")
 
 
 @pytest.mark.parametrize(
-    "result", [None, float("nan"), float("inf"), -0.1, 1.1, "1", (1.0, "x"), RewardValue(2.0, "x"), 1j]
+    "result", [None, float("nan"), float("inf"), -0.1, 1.1, "1", (1.0, "x"), types.RewardValue(2.0, "x"), 1j]
 )
 def test_a_result_that_is_not_a_number_of_the_range_is_refused_by_name(result):
     with pytest.raises(RewardError) as caught:
         scored(make_scorer(term(constant(result))), rollout("<answer>3</answer>" + " " * 10_000))
     message = str(caught.value)
-    value = result.value if isinstance(result, RewardValue) else result
+    value = result.value if isinstance(result, types.RewardValue) else result
     assert f"reward 'odd' on sample 'c1' (task 'count'): returned {value!r}, not a number from 0 to 1" in message
     assert "<answer>3</answer>" in message
     assert len(message) < 400
@@ -117,14 +111,16 @@ def test_a_result_that_is_not_a_number_of_the_range_is_refused_by_name(result):
 
 def test_a_reason_is_text_and_of_a_length_that_a_person_reads():
     with pytest.raises(RewardError, match="gave the reason 3, which is not a string"):
-        scored(make_scorer(term(constant(RewardValue(1.0, 3)))), RIGHT)
-    assert len(scored(make_scorer(term(constant(RewardValue(1.0, "x" * 10**7)))), RIGHT).terms["odd"].reason) == 2003
+        scored(make_scorer(term(constant(types.RewardValue(1.0, 3)))), RIGHT)
+    assert (
+        len(scored(make_scorer(term(constant(types.RewardValue(1.0, "x" * 10**7)))), RIGHT).terms["odd"].reason) == 2003
+    )
 
 
-@pytest.mark.parametrize("result", [True, 1, 1.0, RewardValue(1.0, "")])
+@pytest.mark.parametrize("result", [True, 1, 1.0, types.RewardValue(1.0, "")])
 def test_numbers_and_booleans_are_scores(result):
     score = scored(make_scorer(term(constant(result))), rollout(""))
-    assert score.terms["odd"] == RewardValue(1.0, "")
+    assert score.terms["odd"] == types.RewardValue(1.0, "")
     assert type(score.total) is float
 
 
@@ -140,7 +136,7 @@ def test_keyboard_interrupts_pass_through():
 
 
 def test_stop_ends_the_run_when_a_reward_abstains():
-    scorer = make_scorer(term(constant(Unscorable("broken"))), on_missing_score="stop")
+    scorer = make_scorer(term(constant(types.Unscorable("broken"))), on_missing_score="stop")
     with pytest.raises(RewardError, match=r"reward 'odd' on sample 'c1' \(task 'count'\): broken"):
         scored(scorer, rollout(""))
 
@@ -152,10 +148,10 @@ def test_skip_drops_the_rollouts_whose_reward_failed():
     )
     assert group.rollouts == (RIGHT,)
     assert group.totals == (2.0,)
-    assert group.dropped[1] == (silent, {"picky": RewardFailure(RewardErrorKind.UNSCORABLE, "no answer")})
+    assert group.dropped[1] == (silent, {"picky": types.RewardFailure(types.RewardErrorKind.UNSCORABLE, "no answer")})
     assert group.dropped[0].rollout is WRONG
     failure = group.dropped[0].failures["picky"]
-    assert failure.error_kind is RewardErrorKind.ERROR
+    assert failure.error_kind is types.RewardErrorKind.ERROR
     assert failure.reason.startswith("raised ZeroDivisionError: float division by zero (test_scorer.py:")
     assert group.all_rollouts == (RIGHT, WRONG, silent)
 
@@ -172,11 +168,11 @@ def test_skip_group_drops_the_siblings_too_and_no_other_group():
 
 @pytest.mark.parametrize(("options", "value"), [({}, -1.0), ({"fallback": 0.25}, 0.25)])
 def test_fallback_counts_the_fallback_of_the_term_and_records_the_failure(options, value):
-    broken = constant(Unscorable("no verdict"), low=-1.0)
+    broken = constant(types.Unscorable("no verdict"), low=-1.0)
     score = scored(make_scorer(term(broken, weight=2.0, **options), on_missing_score="fallback"), RIGHT)
-    assert score.terms == {"odd": RewardValue(value, "fallback: no verdict")}
+    assert score.terms == {"odd": types.RewardValue(value, "fallback: no verdict")}
     assert score.total == 2.0 * value
-    assert score.failures == {"odd": RewardFailure(RewardErrorKind.UNSCORABLE, "no verdict")}
+    assert score.failures == {"odd": types.RewardFailure(types.RewardErrorKind.UNSCORABLE, "no verdict")}
 
 
 def test_errors_and_unscorable_samples_have_separate_policies():
@@ -203,28 +199,28 @@ def test_check_accepts_sound_samples():
 @pytest.mark.parametrize(
     ("fn", "target", "words"),
     [
-        (box.iou, make_target((10, 0, 0, 10), AnswerType.BOX, ORIGINAL), "inverted or empty"),
-        (box.iou, make_target((float("nan"), 0, 0, 1), AnswerType.BOX, ORIGINAL), "not a box"),
-        (box.iou, make_target((0, 0, 10, 10), AnswerType.BOX), "coordinate system"),
-        (box.iou, make_target(3, AnswerType.NUMBER), "the target is a number, this reward compares a box"),
-        (text.exact, make_target("", AnswerType.TEXT), "empty answer"),
-        (text.exact, make_target(" \u3000", AnswerType.TEXT), "empty"),
-        (text.exact, make_target(None, AnswerType.TEXT), "not text"),
-        (number.exact, make_target("three", AnswerType.NUMBER), "not a number"),
-        (choice.exact, make_target("AB", AnswerType.CHOICE), "not one letter"),
-        (jigsaw.exact, make_target([1, 1], AnswerType.PERMUTATION), "not each of 1 to 2 once"),
-        (maths.equal, make_target("", AnswerType.LATEX), "empty answer"),
-        (format.tags, make_target("a</answer>", AnswerType.TEXT), "cannot be written as an answer"),
+        (box.iou, make_target((10, 0, 0, 10), types.AnswerType.BOX, ORIGINAL), "inverted or empty"),
+        (box.iou, make_target((float("nan"), 0, 0, 1), types.AnswerType.BOX, ORIGINAL), "not a box"),
+        (box.iou, make_target((0, 0, 10, 10), types.AnswerType.BOX), "coordinate system"),
+        (box.iou, make_target(3, types.AnswerType.NUMBER), "the target is a number, this reward compares a box"),
+        (text.exact, make_target("", types.AnswerType.TEXT), "empty answer"),
+        (text.exact, make_target(" \u3000", types.AnswerType.TEXT), "empty"),
+        (text.exact, make_target(None, types.AnswerType.TEXT), "not text"),
+        (number.exact, make_target("three", types.AnswerType.NUMBER), "not a number"),
+        (choice.exact, make_target("AB", types.AnswerType.CHOICE), "not one letter"),
+        (jigsaw.exact, make_target([1, 1], types.AnswerType.PERMUTATION), "not each of 1 to 2 once"),
+        (maths.equal, make_target("", types.AnswerType.LATEX), "empty answer"),
+        (format.tags, make_target("a</answer>", types.AnswerType.TEXT), "cannot be written as an answer"),
     ],
 )
 def test_check_names_a_sample_with_an_unusable_target_whatever_the_policy(fn, target, words):
     sample = replace(FIND, id="x", target=target)
     scorer = make_scorer(term(fn), on_missing_score="fallback")
-    with closing(scorer), pytest.raises(UserError, match=f"sample 'x' .*{words}"):
+    with closing(scorer), pytest.raises(types.UserError, match=f"sample 'x' .*{words}"):
         check_samples(scorer, [sample], GRAMMAR)
 
 
-def test_a_trial_lists_the_samples_that_a_reward_abstains_on_and_goes_on():
+def test_a_trial_lists_samples_that_a_reward_abstains_on_and_continues():
     found = {}
     trial = RewardTrial(make_scorer(term(box.iou)), GRAMMAR)
     for abstained in trial.check_in_batches([FIND, COUNT, replace(FIND, id="f2")]):
@@ -260,7 +256,7 @@ def test_check_asks_a_service_once():
     def remote(response, sample) -> float:
         asked.append(response.text)
         if len(asked) > 1:
-            raise Unscorable("no more money")
+            raise types.Unscorable("no more money")
         return 0.5
 
     trial = RewardTrial(make_scorer(term(remote), term(number.exact, requires="remote")), GRAMMAR)
@@ -283,7 +279,7 @@ def test_a_service_without_the_option_that_makes_it_costly_is_asked_about_every_
     for args in ({}, {"model": "dino"}):
         check_samples(make_scorer(term(drawn, args=args)), [COUNT] * 3, GRAMMAR)
     assert asked == [None] * 6 + ["dino"]
-    with pytest.raises(UserError, match="costly_with 'size' is not one of its options"):
+    with pytest.raises(types.UserError, match="costly_with 'size' is not one of its options"):
         reward(name="drawn", costly_with="size")(drawn.fn)
 
 

@@ -170,7 +170,7 @@ def test_no_step_draws_a_sample_twice_and_a_resumed_run_draws_the_same(tmp_path,
         ("mixture", {"prompts_per_step": 13}, "takes up to 7 of a step's 13 samples from source 'm:a', which has 6"),
         ("mixture", {"prompts_per_step": 15, "steps": 1}, "up to 15 of a step's 15 .* from source 'm:b', which has 14"),
         ("mixture", {"prompts_per_step": 14, "steps": 1}, None),  # it ends before the other source has a share
-        ("curriculum", {"prompts_per_step": 5, "dynamic_sampling": DYNAMIC}, "needs 15 samples .* phase 2 .* has 14"),
+        ("curriculum", {"prompts_per_step": 5, "dynamic_sampling": DYNAMIC}, "15 samples .* phase 2 .* has 14: see"),
     ],
 )
 def test_what_is_too_small_for_a_step_is_refused(tmp_path, data_order, options, message):

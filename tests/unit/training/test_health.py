@@ -8,20 +8,11 @@ from factories import make_answer, make_group, make_prompt, make_rollout, make_s
 from scoring import constant, make_scorer, term
 from selection import make_experiences
 
+from mmrl import types
 from mmrl.algo.group_metrics import compute_reward_metrics, compute_step_metrics
 from mmrl.config.schema import HealthConfig
 from mmrl.training.callbacks import TrainStepResult
 from mmrl.training.health import HealthMonitor
-from mmrl.types import (
-    Dropped,
-    Group,
-    RewardErrorKind,
-    RewardFailure,
-    SelectedExperiences,
-    TrainingState,
-    Unscorable,
-    WorstToken,
-)
 
 HEALTHY = {
     "groups/nonzero_advantage_frac": 0.5,
@@ -47,10 +38,11 @@ HEALTHY = {
 }
 
 
-def monitor_steps(monitor, steps):
-    selected = SelectedExperiences(groups=(), experiences_by_group=(), experiences=(), has_signal=False)
-    for number, metrics in enumerate(steps, 1):
-        monitor.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
+def monitor_steps(monitor, steps, start=1):
+    nothing = types.SelectedExperiences(groups=(), experiences_by_group=(), experiences=(), has_signal=False)
+    for number, metrics in enumerate(steps, start):
+        result = TrainStepResult(selected=nothing, metrics=metrics, seconds={})
+        monitor.on_step_end(types.TrainingState(step=number), result)
 
 
 def warnings_of(steps, **options):
@@ -116,15 +108,13 @@ def test_resumed_monitor_reports_what_one_that_was_never_interrupted_reports_aft
     monitor_steps(HealthMonitor(HealthConfig(window=3), print, lambda *event: whole.append(event)), steps)
     resumed = HealthMonitor(HealthConfig(window=3), print, lambda *event: later.append(event))
     resumed.restore((number, metrics) for number, metrics in enumerate(steps[:resumed_at], 1))
-    selected = SelectedExperiences(groups=(), experiences_by_group=(), experiences=(), has_signal=False)
-    for number, metrics in enumerate(steps[resumed_at:], resumed_at + 1):
-        resumed.on_step_end(TrainingState(step=number), TrainStepResult(selected=selected, metrics=metrics, seconds={}))
+    monitor_steps(resumed, steps[resumed_at:], resumed_at + 1)
     assert later == [event for event in whole if event[0].step > resumed_at]
     assert len(whole) == 9  # three problems begin, end, and begin again
 
 
 def worst_token(value):
-    token = WorstToken(value)
+    token = types.WorstToken(value)
     token.owner = "rollout 3 of image sample a-7"
     return token
 
@@ -163,11 +153,11 @@ def failing_step(outcomes, name="judge"):
     """A step whose rollouts of one prompt have this failure of `name`, or None; a failure drops its rollout."""
     prompt = make_prompt()
     rollouts = [make_rollout(prompt, index) for index in range(len(outcomes))]
-    dropped = [Dropped(made, {name: end}) for made, end in zip(rollouts, outcomes, strict=True) if end]
+    dropped = [types.Dropped(made, {name: end}) for made, end in zip(rollouts, outcomes, strict=True) if end]
     kept = [made for made, end in zip(rollouts, outcomes, strict=True) if not end]
     scores = tuple(make_score(count=1.0) for _ in kept)
-    group = Group(prompt=prompt, rollouts=tuple(kept), scores=scores, dropped=tuple(dropped))
-    selected = SelectedExperiences(groups=(group,), experiences_by_group=((),), experiences=(), has_signal=False)
+    group = types.Group(prompt=prompt, rollouts=tuple(kept), scores=scores, dropped=tuple(dropped))
+    selected = types.SelectedExperiences(groups=(group,), experiences_by_group=((),), experiences=(), has_signal=False)
     counted = {**HEALTHY, **compute_reward_metrics([group])}
     return TrainStepResult(selected=selected, metrics=counted, seconds={})
 
@@ -177,9 +167,9 @@ def test_failed_episode_is_reported_in_its_first_step_with_its_error():
     monitor = HealthMonitor(HealthConfig(window=30), warnings.append)
     for number in range(1, 7):
         reason = f"action {number}: the environment raised KeyError: {'x' * 900}"
-        failure = RewardFailure(RewardErrorKind.ERROR, reason, "maze")
+        failure = types.RewardFailure(types.RewardErrorKind.ERROR, reason, "maze")
         monitor.on_step_end(
-            TrainingState(step=number), failing_step([failure if number > 1 else None] * 3, name="step/maze")
+            types.TrainingState(step=number), failing_step([failure if number > 1 else None] * 3, name="step/maze")
         )
     [warning] = warnings
     said = "step 2: 3 of 3 rollouts failed in step maze and leave their groups: action 2: the environment raised KeyErr"
@@ -188,12 +178,12 @@ def test_failed_episode_is_reported_in_its_first_step_with_its_error():
 
 
 def test_reward_without_a_value_is_reported_in_its_first_step_with_term_count_and_error():
-    down = RewardFailure(RewardErrorKind.UNSCORABLE, "http://localhost:9000: no usable reply in 3 tries")
+    down = types.RewardFailure(types.RewardErrorKind.UNSCORABLE, "http://localhost:9000: no usable reply in 3 tries")
     steps = [failing_step([None] * 4), failing_step([None, down, down, down]), *[failing_step([down] * 4)] * 5]
     warnings = []
     monitor = HealthMonitor(HealthConfig(window=30), warnings.append)
     for number, result in enumerate(steps, 1):
-        monitor.on_step_end(TrainingState(step=number), result)
+        monitor.on_step_end(types.TrainingState(step=number), result)
     [warning] = warnings
     assert warning.startswith("step 2: reward term judge has no value for 3 of 4 rollouts")
     assert warning.endswith(
@@ -212,7 +202,7 @@ def test_reward_whose_fallback_term_decides_is_not_reported():
 
 
 def test_fallback_whose_own_fallback_decides_is_not_reported():
-    abstains = constant(Unscorable("no rule for this"))
+    abstains = constant(types.Unscorable("no rule for this"))
     terms = [term(abstains, name="first", fallback="second"), term(abstains, name="second", fallback="judge")]
     scorer = make_scorer(*terms, term(constant(0.5), name="judge"))
     groups = scorer.score_groups([[make_rollout(make_prompt(), index) for index in range(3)]], step=0)

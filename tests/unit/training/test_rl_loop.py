@@ -10,6 +10,7 @@ from rl_loop import LABEL, FakePipeline, FakeRun, FakeScorer, FakeSource, number
 from selection import centered, make_experiences, select_all
 from thread_ranks import run_on_ranks
 
+from mmrl import types
 from mmrl.algo.group_metrics import compute_step_metrics
 from mmrl.algo.replay import ReplaySettings
 from mmrl.config.schema import DynamicSamplingConfig, GroupRewardConfig, GroupRewardRangeConfig, ReplayConfig, SftStage
@@ -19,24 +20,11 @@ from mmrl.log.rollout_records import list_step_records
 from mmrl.scoring.group_reward_calls import BoundGroupReward
 from mmrl.training import sft
 from mmrl.training.callbacks import StepLogger
-from mmrl.types import (
-    Author,
-    Dropped,
-    FinishReason,
-    RewardErrorKind,
-    RewardFailure,
-    RewardValue,
-    RolloutBatch,
-    Segment,
-    Target,
-    TrainingState,
-    UserError,
-)
 from mmrl.utils.activity import Activity
 
 
 def test_rl_step_makes_its_calls_in_order():
-    run, state = FakeRun(), TrainingState(step=4, data_position=8, version=6)
+    run, state = FakeRun(), types.TrainingState(step=4, data_position=8, version=6)
     train_rl(run, state, steps=5)
     before_update = [("take", 8), ("rollout", 4), ("score", 4), ("sleep", None), ("learn", 4)]
     before_update += [("update reference", 4), ("sync", 7)]
@@ -52,7 +40,7 @@ def test_rl_step_makes_its_calls_in_order():
 
 
 def test_generated_tokens_are_those_of_the_policy_and_have_no_rate_in_the_background():
-    reply = Segment(token_ids=(7,) * 50, logprobs=(0.0,) * 50, author=Author.ENVIRONMENT)
+    reply = types.Segment(token_ids=(7,) * 50, logprobs=(0.0,) * 50, author=types.Author.ENVIRONMENT)
 
     class WithReplies(FakePipeline):
         def run(self, prompts, *, step, unfinished=()):
@@ -65,16 +53,16 @@ def test_generated_tokens_are_those_of_the_policy_and_have_no_rate_in_the_backgr
             self.result = result
 
     run = KeepsResult()
-    train_rl(run, TrainingState(), steps=1, rollout_pipeline=WithReplies(run.calls))
+    train_rl(run, types.TrainingState(), steps=1, rollout_pipeline=WithReplies(run.calls))
     times = run.logger.times[0]
     assert times["rollout/tokens_per_s"] * times["time/rollout_s"] == pytest.approx(2 * 2 * 2)
-    StepLogger(run.logger, run.logger, async_rollouts=True).on_step_end(TrainingState(), run.result)
+    StepLogger(run.logger, run.logger, async_rollouts=True).on_step_end(types.TrainingState(), run.result)
     assert "rollout/tokens_per_s" not in run.logger.times[-1]
 
 
 def test_a_round_may_consist_of_unfinished_groups_alone():
     """A round may begin a single new prompt, whose sample cannot be used."""
-    run, state = FakeRun(), TrainingState()
+    run, state = FakeRun(), types.TrainingState()
 
     class Nothing(FakeSource):
         def take(self, start_position, count):
@@ -82,14 +70,14 @@ def test_a_round_may_consist_of_unfinished_groups_alone():
 
     class Unfinished(FakePipeline):
         def run(self, prompts, *, step, unfinished=()):
-            return RolloutBatch(groups=(*super().run(prompts, step=step).groups, *unfinished))
+            return types.RolloutBatch(groups=(*super().run(prompts, step=step).groups, *unfinished))
 
     state.unfinished = ((make_rollout(index=0), make_rollout(index=1)),)
     train_rl(run, state, steps=1, source=Nothing(run.calls), rollout_pipeline=Unfinished(run.calls))
     assert run.logger.metrics[0]["data/dropped"] == 1.0
     assert len(run.learner.learned[0]) == 2
-    with pytest.raises(UserError, match="none of the 2 samples"):
-        train_rl(run, TrainingState(), steps=1, source=Nothing(run.calls))
+    with pytest.raises(types.UserError, match="none of the 2 samples"):
+        train_rl(run, types.TrainingState(), steps=1, source=Nothing(run.calls))
 
 
 def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():
@@ -101,7 +89,7 @@ def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():
 
     for part in (run, run.source, run.pipeline, run.scorer, run.learner, run.logger):
         part.calls = NamedCalls()
-    train_rl(run, TrainingState(), steps=1, activity=activity)
+    train_rl(run, types.TrainingState(), steps=1, activity=activity)
     assert run.source.calls == [("take", "prompt")]
     assert run.pipeline.calls == [("rollout", "rollout")]
     assert run.scorer.calls == [("score", "score")]
@@ -112,27 +100,27 @@ def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():
 
 def test_each_rollout_is_trained_with_its_own_advantage():
     run = FakeRun(rewards=(0.25, 1.0))
-    train_rl(run, TrainingState(), steps=1)
+    train_rl(run, types.TrainingState(), steps=1)
     found = [(e.rollout.prompt.sample.id, e.rollout.index, e.advantage) for e in run.learner.learned[0]]
     assert found == [("0", 0, -0.375), ("0", 1, 0.375), ("1", 0, -0.375), ("1", 1, 0.375)]
 
 
 def test_stage_ends_at_its_goal_and_stays_ended():
-    run, state = FakeRun(done_at=2), TrainingState()
+    run, state = FakeRun(done_at=2), types.TrainingState()
     for _ in range(2):
         train_rl(run, state, steps=10)
         assert (state.step, state.stage_done) == (2, True)
 
 
-@pytest.mark.parametrize("state", [TrainingState(), TrainingState(step=1, steps_without_signal=1)])
+@pytest.mark.parametrize("state", [types.TrainingState(), types.TrainingState(step=1, steps_without_signal=1)])
 def test_steps_without_signal_in_a_row_end_the_run_also_across_a_restart(state):
-    with pytest.raises(UserError, match="2 steps in a row had no group to learn from"):
+    with pytest.raises(types.UserError, match="2 steps in a row had no group to learn from"):
         train_rl(FakeRun(rewards=(0.5, 0.5)), state, steps=10)
     assert state.step == 2
 
 
 def test_one_group_with_signal_resets_the_count_of_steps_without():
-    state = TrainingState()
+    state = types.TrainingState()
     run = FakeRun(rewards=lambda step, index: (0.0, 1.0) if step % 2 and index == 0 else (0.5, 0.5))
     train_rl(run, state, steps=6)
     assert (state.step, state.steps_without_signal) == (6, 0)
@@ -141,10 +129,10 @@ def test_one_group_with_signal_resets_the_count_of_steps_without():
 @pytest.mark.parametrize("preset", REPLAY_PRESETS)
 def test_steps_that_only_replay_end_the_run(preset):
     """Only the first step has a group to learn from; replaying it is not a sign that the task still teaches."""
-    run, state = FakeRun(rewards=lambda step, index: (1.0 if step else 0.0, 1.0)), TrainingState()
+    run, state = FakeRun(rewards=lambda step, index: (1.0 if step else 0.0, 1.0)), types.TrainingState()
     config = ReplayConfig(preset=preset, **REPLAY_PRESETS[preset])
     replay = ReplaySettings(options=config, rollouts_per_step=4, seed=())
-    with pytest.raises(UserError, match=r"3 steps in a row had no group .*replay"):
+    with pytest.raises(types.UserError, match=r"3 steps in a row had no group .*replay"):
         train_rl(run, state, steps=60, selector=select_all(centered, replay=replay), max_steps_without_signal=3)
     assert state.step == 4
     assert all(run.learner.learned[1:]) and run.logger.metrics[-1]["replay/staleness_max"] == 3.0
@@ -155,7 +143,7 @@ def test_group_carried_over_is_a_signal():
     prompt = make_prompt(numbered_sample(-1))
     scores = [make_score(count=0.0), make_score(count=1.0)]
     carried = make_group(prompt, [make_rollout(prompt, 0), make_rollout(prompt, 1)], scores)
-    run, state = FakeRun(rewards=(1.0, 1.0)), TrainingState(steps_without_signal=1, carried_over=(carried,))
+    run, state = FakeRun(rewards=(1.0, 1.0)), types.TrainingState(steps_without_signal=1, carried_over=(carried,))
     options = DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=2, extra="carry")
     selector = select_all(centered, dynamic_sampling=options, carry_over=True, prompts_per_step=2)
     train_rl(run, state, steps=1, selector=selector)
@@ -164,7 +152,7 @@ def test_group_carried_over_is_a_signal():
 
 def test_step_metrics_equal_those_computed_by_hand():
     a, b = (make_prompt(make_sample(id=name, task=task)) for name, task in (("a", "count"), ("b", "find")))
-    truncated = replace(make_rollout(a, 1, num_tokens=2), finish_reason=FinishReason.LENGTH)
+    truncated = replace(make_rollout(a, 1, num_tokens=2), finish_reason=types.FinishReason.LENGTH)
     groups = [
         make_group(
             a,
@@ -205,16 +193,16 @@ class DroppingScorer(FakeScorer):
 
     def score_groups(self, rollouts, *, step, probes=()):
         first, *others = super().score_groups(rollouts, step=step)
-        failures = {"count": RewardFailure(RewardErrorKind.TIMEOUT, "took more than 1 s")}
+        failures = {"count": types.RewardFailure(types.RewardErrorKind.TIMEOUT, "took more than 1 s")}
         return [self.drop(first, self.num_scored, failures), *(self.drop(other, 0, {}) for other in others)]
 
     def drop(self, group, kept, failures):
-        dropped = tuple(Dropped(rollout, failures) for rollout in group.rollouts[kept:])
+        dropped = tuple(types.Dropped(rollout, failures) for rollout in group.rollouts[kept:])
         return replace(group, rollouts=group.rollouts[:kept], scores=group.scores[:kept], dropped=dropped)
 
 
 def test_dropped_rollouts_are_counted_but_not_trained_on():
-    run, state = FakeRun(), TrainingState()
+    run, state = FakeRun(), types.TrainingState()
     train_rl(run, state, steps=1, scorer=DroppingScorer(run.calls, 2))
     assert [(e.rollout.prompt.sample.id, e.advantage) for e in run.learner.learned[0]] == [("0", -0.5), ("0", 0.5)]
     assert state.steps_without_signal == 0
@@ -226,7 +214,7 @@ def test_dropped_rollouts_are_counted_but_not_trained_on():
 
 
 def test_run_survives_a_step_whose_rollouts_were_all_dropped_but_not_two():
-    run, state = FakeRun(), TrainingState()
+    run, state = FakeRun(), types.TrainingState()
     scorer = DroppingScorer(run.calls, 0)
     train_rl(run, state, steps=1, scorer=scorer)
     assert run.learner.learned == [()]
@@ -235,7 +223,7 @@ def test_run_survives_a_step_whose_rollouts_were_all_dropped_but_not_two():
     assert metrics["reward/count/timeouts"] == 2  # the failures of the other group are not its own
     assert metrics["reward/dropped"] == 4
     assert "reward/mean" not in metrics
-    with pytest.raises(UserError, match="could not be scored"):
+    with pytest.raises(types.UserError, match="could not be scored"):
         train_rl(run, state, steps=2, scorer=scorer)
 
 
@@ -255,16 +243,16 @@ def train_sft(run, state, ranks=None):
 
 @pytest.mark.parametrize("run_stage", [lambda run, state: train_rl(run, state, steps=9), train_sft])
 def test_nonfinite_steps_in_a_row_end_the_run_and_name_their_rollouts(run_stage):
-    run, state = FakeRun(), TrainingState()
+    run, state = FakeRun(), types.TrainingState()
     run.learner.nonfinite_updates = {0: 1.0, 1: 0.0, 3: 1.0, 5: 2.0, 6: 0.0}  # steps 2 and 4 attempt no update
-    with pytest.raises(UserError, match=r"2 steps in a row had an update whose gradient is not finite.* kept-6"):
+    with pytest.raises(types.UserError, match=r"2 steps in a row had an update whose gradient is not finite.* kept-6"):
         run_stage(run, state)
     assert (state.step, state.nonfinite_steps) == (6, 2)
     assert run.logger.forced == [1, 4, 5, 6]
 
 
 def test_supervised_stage_takes_its_samples_in_order_until_its_goal():
-    run, state = FakeRun(done_at=3), TrainingState(data_position=4)
+    run, state = FakeRun(done_at=3), types.TrainingState(data_position=4)
     train_sft(run, state)
     assert (state.step, state.data_position, state.version, state.stage_done) == (3, 10, 3, True)
     assert [call for call in run.calls if call[0] == "take"] == [("take", 4), ("take", 6), ("take", 8)]
@@ -281,7 +269,7 @@ def test_each_rank_of_a_supervised_stage_records_the_samples_of_all_ranks():
 
     def train(ranks):
         run = Recorder(done_at=1)
-        train_sft(run, TrainingState(data_position=2 * ranks.rank), ranks)
+        train_sft(run, types.TrainingState(data_position=2 * ranks.rank), ranks)
         places = [run.learner.learned[0][record.experience].rollout for record in run.records]
         assert [record.rollout for record in run.records] == places
         return [record.rollout.prompt.sample.id for record in run.records]
@@ -290,21 +278,21 @@ def test_each_rank_of_a_supervised_stage_records_the_samples_of_all_ranks():
 
 
 def test_demonstration_is_the_label_or_the_target():
-    label = Target(answer_type=LABEL.answer_type, value=2)
+    label = types.Target(answer_type=LABEL.answer_type, value=2)
     labelled = numbered_sample(1, label=label)
     assert sft.demonstration_text(labelled, "label") is label
     assert sft.demonstration_text(labelled, "target") is labelled.target
-    with pytest.raises(UserError, match="sample 7 has no label"):
+    with pytest.raises(types.UserError, match="sample 7 has no label"):
         sft.demonstration_text(numbered_sample(7, label=None), "label")
 
 
 def test_group_rewards_are_in_totals_advantages_and_metrics():
     def reward_the_first(group):
-        return [RewardValue(float(index == 0), "") for index in range(len(group.scores))]
+        return [types.RewardValue(float(index == 0), "") for index in range(len(group.scores))]
 
     run, options = FakeRun(rewards=(1.0, 1.0)), GroupRewardConfig(fn="order")
     order = BoundGroupReward(name="order", compute=reward_the_first, options=options)
-    train_rl(run, TrainingState(), steps=1, group_rewards=[order])
+    train_rl(run, types.TrainingState(), steps=1, group_rewards=[order])
     assert [experience.advantage for experience in run.learner.learned[0]] == [0.5, -0.5] * 2
     [metrics] = run.logger.metrics
     assert (metrics["reward/mean"], metrics["reward/term/order"]) == (1.5, 0.5)

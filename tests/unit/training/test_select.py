@@ -64,7 +64,7 @@ def test_samples_are_judged_by_pass_rate_and_attempts(folder):
         ({"output": "responses", "range": (0.1, 0.4)}, ["late#3"]),
     ],
 )
-def test_what_is_kept(folder, options, names):
+def test_select_keeps_the_rows_of_its_options(folder, options, names):
     assert kept(folder, **options) == names
 
 
@@ -74,7 +74,7 @@ def test_every_term_that_applies_has_to_say_that_a_response_is_right(folder):
     assert kept(folder, threshold=0.0, range=(1.0, None)) == list(RATES)
 
 
-def test_nothing_left_is_refused_with_what_there_was(folder):
+def test_a_selection_of_nothing_is_refused_with_the_ranges(folder):
     with pytest.raises(UserError, match="none of 4 samples: their pass_rate ranges from 0 to 1 with median 0.375"):
         select_samples(stage(range=(0.6, 0.9)), folder)
     with pytest.raises(UserError, match="keeps none of 4"):

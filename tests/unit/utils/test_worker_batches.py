@@ -51,7 +51,7 @@ def test_the_call_that_hangs_is_named_after_its_own_deadline(pair):
     assert 0.3 <= time.monotonic() - start < 30.0
 
 
-def test_a_result_that_cannot_be_pickled_is_told_from_its_neighbours(pair):
+def test_only_the_result_that_cannot_be_pickled_fails(pair):
     line, other, progress, own = pair
     with pytest.raises((pickle.PicklingError, AttributeError)):
         _answer_batch(other, own, [1, 2, 3], lambda payload: payload if payload != 2 else (lambda: 2), pickle.Pickler)

@@ -89,7 +89,7 @@ def test_damaged_lines_are_counted_in_a_notice_and_the_others_shown(run):
 
 
 @pytest.mark.parametrize("key", sorted(rollout_row()))
-def test_a_wrong_value_of_any_key_ends_nothing(tmp_path, key):
+def test_a_record_with_a_wrong_value_of_any_key_is_read_without_an_error(tmp_path, key):
     values = [None, 3, "x", [], {}, [[1]], {"a": []}, 10**400, True]
     rows = [rollout_row(), *({**rollout_row(group=1 + number), key: value} for number, value in enumerate(values))]
     write_lines(tmp_path / "run/rollouts/rl-000001.jsonl", rows)

@@ -23,19 +23,6 @@ def test_steps_are_counted_on_over_the_stages():
     assert document["columns"]["test/a"] == [None, None, 1.0]
 
 
-def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own():
-    lines = [
-        {"stage": "first", "step": 0, "logprob_check/diff_mean": 0.1},
-        {"stage": "first", "step": 2, "reward/mean": 0.25},
-        {"stage": "again", "step": 0, "reward/mean": 0.5},  # of a sample stage
-        {"stage": "second", "step": 0, "logprob_check/diff_mean": 0.3},
-        {"stage": "second", "step": 1, "reward/mean": 0.75},
-    ]
-    document = build_metrics(lines)
-    assert document["global"] == [0, 2, 3, 4, 5]
-    assert document["columns"]["reward/mean"] == [None, 0.25, 0.5, None, 0.75]
-
-
 def test_values_that_are_no_numbers_are_left_out():
     lines = [{"stage": "rl", "step": 1, "a": None, "b": "x", "c": 1 / 3}, {"stage": 3, "step": 1}, {"step": None}]
     assert build_metrics(lines)["columns"] == {"a": [None], "c": [0.333333]}

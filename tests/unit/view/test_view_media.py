@@ -102,7 +102,7 @@ def test_a_frame_of_a_video_is_an_image(run):
     assert load(store, medium).size == (112, 56)
 
 
-def test_a_changed_or_missing_or_damaged_file_is_told(run):
+def test_a_changed_missing_or_damaged_file_is_reported(run):
     record = image_medium("data/a.png", write_picture(run / "data/a.png"))
     write_picture(run / "data/a.png", left=(0, 255, 0))
     assert describe(run, record)[0]["problem"] == "changed since it was recorded"

@@ -4,36 +4,33 @@ import json
 import signal
 
 import pytest
+import tracked_runs
 from follow_and_die import follow_in_fork
 from json_lines import read_json_lines
-from tracked_runs import (
-    FakeTracker,
-    append,
-    expected_lines,
-    expected_points,
-    fake_follower,
-    make_follower,
-    make_run,
-    ours,
-    read_fake,
-    resume_at,
-    write_rollouts,
-)
 
 from mmrl.log.trackers.backends import TRACKERS
 from mmrl.log.trackers.process import Mark, count_unsent
 
-LINES = expected_lines()
-POINTS = expected_points(LINES)
+LINES = tracked_runs.expected_lines()
+POINTS = tracked_runs.expected_points(LINES)
 
 
-def test_every_line_becomes_a_point_of_a_step_that_never_falls(tmp_path):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    follower = fake_follower(run_dir, tracker)
+@pytest.fixture
+def run_dir(tmp_path):
+    return tracked_runs.make_run(tmp_path)
+
+
+@pytest.fixture
+def tracker(tmp_path):
+    return tracked_runs.FakeTracker(tmp_path / "points")
+
+
+def test_every_line_becomes_a_point_of_a_step_that_never_falls(run_dir, tracker):
+    follower = tracked_runs.fake_follower(run_dir, tracker)
     for line in LINES:
-        append(run_dir, [line])
+        tracked_runs.append(run_dir, [line])
         follower.send_new()
-    assert ours(read_fake(tracker.path)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
     rows = read_json_lines(tracker.path)
     steps = [row[0] for row in rows]
     assert steps == sorted(steps)
@@ -42,8 +39,7 @@ def test_every_line_becomes_a_point_of_a_step_that_never_falls(tmp_path):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own(tmp_path, at_once):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own(run_dir, tracker, at_once):
     lines = [
         {"stage": "first", "step": 0, "logprob_check/diff_mean": 0.1},
         {"stage": "first", "step": 1, "learner/lr": 0.1, "reward/mean": 0.25, "logprob_check/diff_mean": 0.2},
@@ -52,9 +48,9 @@ def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own
         {"stage": "second", "step": 1, "learner/lr": 0.1, "reward/mean": 0.75},
         {"stage": None, "step": 0, "test/mean": 0.9},
     ]
-    follower = fake_follower(run_dir, tracker)
+    follower = tracked_runs.fake_follower(run_dir, tracker)
     for line in lines:
-        append(run_dir, [line])
+        tracked_runs.append(run_dir, [line])
         if not at_once:
             follower.send_new()
     follower.send_new()
@@ -70,53 +66,50 @@ def test_measurements_before_the_steps_of_a_later_stage_have_a_step_of_their_own
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("number", range(1, 4))
-def test_a_follower_killed_around_a_batch_doubles_and_loses_no_point(tmp_path, moment, number):
-    run_dir, points = make_run(tmp_path), tmp_path / "points"
-    append(run_dir, LINES[:9])
+def test_a_follower_killed_around_a_batch_doubles_and_loses_no_point(run_dir, tmp_path, moment, number):
+    points = tmp_path / "points"
+    tracked_runs.append(run_dir, LINES[:9])
     assert follow_in_fork(run_dir, "tensorboard", moment, number, points) == -signal.SIGKILL
     # The run itself was killed with it, and resumes from a checkpoint after its 4th line.
-    resume_at(run_dir, 4)
-    append(run_dir, LINES[4:])
+    tracked_runs.resume_at(run_dir, 4)
+    tracked_runs.append(run_dir, LINES[4:])
     assert follow_in_fork(run_dir, "tensorboard", "end", 1, points) == 0
-    assert ours(read_fake(points)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_fake(points)) == POINTS
 
 
-def test_a_resumed_run_sends_nothing_up_to_its_mark(tmp_path):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    append(run_dir, LINES[:9])
-    fake_follower(run_dir, tracker).send_new()
-    before = read_fake(tracker.path)
-    resume_at(run_dir, 3)
-    follower = fake_follower(run_dir, tracker)
+def test_a_resumed_run_sends_nothing_up_to_its_mark(run_dir, tracker):
+    tracked_runs.append(run_dir, LINES[:9])
+    tracked_runs.fake_follower(run_dir, tracker).send_new()
+    before = tracked_runs.read_fake(tracker.path)
+    tracked_runs.resume_at(run_dir, 3)
+    follower = tracked_runs.fake_follower(run_dir, tracker)
     for line in LINES[3:9]:
-        append(run_dir, [line])
+        tracked_runs.append(run_dir, [line])
         follower.send_new()
-        assert read_fake(tracker.path) == before
-    append(run_dir, LINES[9:])
+        assert tracked_runs.read_fake(tracker.path) == before
+    tracked_runs.append(run_dir, LINES[9:])
     follower.send_new()
-    assert ours(read_fake(tracker.path)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
-def test_a_tracker_that_cannot_tell_what_it_has_goes_by_the_mark(tmp_path, monkeypatch):
-    monkeypatch.setattr(FakeTracker, "begin", lambda self, step, sent: sent)
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    append(run_dir, LINES[:4])  # the last is a validation at the same step as the line before
-    fake_follower(run_dir, tracker).send_new()
-    append(run_dir, LINES[4:])
-    fake_follower(run_dir, tracker).send_new()
-    assert ours(read_fake(tracker.path)) == POINTS
+def test_a_tracker_without_a_list_of_steps_resumes_at_the_saved_mark(run_dir, tracker, monkeypatch):
+    monkeypatch.setattr(tracked_runs.FakeTracker, "begin", lambda self, step, sent: sent)
+    tracked_runs.append(run_dir, LINES[:4])  # the last is a validation at the same step as the line before
+    tracked_runs.fake_follower(run_dir, tracker).send_new()
+    tracked_runs.append(run_dir, LINES[4:])
+    tracked_runs.fake_follower(run_dir, tracker).send_new()
+    assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
-def test_a_lengthened_run_continues_behind_its_end(tmp_path):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    append(run_dir, LINES)
-    fake_follower(run_dir, tracker).finish("finished")
+def test_a_lengthened_run_continues_behind_its_end(run_dir, tracker):
+    tracked_runs.append(run_dir, LINES)
+    tracked_runs.fake_follower(run_dir, tracker).finish("finished")
     # The line after the last stage goes, as it is written again at the new end.
-    resume_at(run_dir, len(LINES) - 1)
+    tracked_runs.resume_at(run_dir, len(LINES) - 1)
     longer = [{"stage": "rl", "step": step, "learner/lr": 0.5, "reward/mean": 0.5} for step in (7, 8)]
-    append(run_dir, [*longer, {"stage": None, "step": 0, "test/mean": 0.95}])
-    fake_follower(run_dir, tracker).finish("finished")
-    sent = ours(read_fake(tracker.path))
+    tracked_runs.append(run_dir, [*longer, {"stage": None, "step": 0, "test/mean": 0.95}])
+    tracked_runs.fake_follower(run_dir, tracker).finish("finished")
+    sent = tracked_runs.ours(tracked_runs.read_fake(tracker.path))
     assert set(sent.values()) == {1}
     assert {key for key in sent if key[0] > 10} == {
         *((step, name) for step in (11, 12) for name in ("learner/lr", "reward/mean", "time/step_s")),
@@ -124,33 +117,31 @@ def test_a_lengthened_run_continues_behind_its_end(tmp_path):
     }
 
 
-def test_the_times_of_a_repeated_step_are_sent_once_and_the_last_of_them(tmp_path):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    append(run_dir, LINES[:9])
-    resume_at(run_dir, 4)
-    append(run_dir, LINES[4:])
+def test_the_times_of_a_repeated_step_are_sent_once_and_the_last_of_them(run_dir, tracker):
+    tracked_runs.append(run_dir, LINES[:9])
+    tracked_runs.resume_at(run_dir, 4)
+    tracked_runs.append(run_dir, LINES[4:])
     with run_dir.timings.open("a") as file:
         file.write(json.dumps({"stage": "rl", "step": 6, "time/step_s": 7.0}) + "\n")
-    fake_follower(run_dir, tracker).send_new()
+    tracked_runs.fake_follower(run_dir, tracker).send_new()
     rows = read_json_lines(tracker.path)
     assert [row[1]["time/step_s"] for row in rows if row[0] == 10 and "time/step_s" in row[1]] == [7.0]
-    assert ours(read_fake(tracker.path)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
-def test_times_of_steps_that_are_done_again_wait_for_them(tmp_path):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    append(run_dir, LINES[:9])
-    resume_at(run_dir, 4)  # timings.jsonl keeps the lines of later steps
-    follower = fake_follower(run_dir, tracker)
+def test_times_of_steps_that_are_done_again_wait_for_them(run_dir, tracker):
+    tracked_runs.append(run_dir, LINES[:9])
+    tracked_runs.resume_at(run_dir, 4)  # timings.jsonl keeps the lines of later steps
+    follower = tracked_runs.fake_follower(run_dir, tracker)
     follower.send_new()
-    assert max(step for step, _ in read_fake(tracker.path)) == 2
-    append(run_dir, LINES[4:])
+    assert max(step for step, _ in tracked_runs.read_fake(tracker.path)) == 2
+    tracked_runs.append(run_dir, LINES[4:])
     follower.send_new()
-    assert ours(read_fake(tracker.path)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
-def test_a_run_has_its_id_before_the_tracker_does(tmp_path, monkeypatch):
-    run_dir, ids = make_run(tmp_path), []
+def test_a_run_has_its_id_before_the_tracker_does(run_dir, monkeypatch):
+    ids = []
 
     def die(run):
         ids.append(run.id)
@@ -159,16 +150,15 @@ def test_a_run_has_its_id_before_the_tracker_does(tmp_path, monkeypatch):
     monkeypatch.setitem(TRACKERS, "fake", die)
     for _ in range(2):
         with pytest.raises(ConnectionError):
-            make_follower(run_dir, "fake").send_new()
+            tracked_runs.make_follower(run_dir, "fake").send_new()
     assert ids[0] == ids[1]
 
 
-def test_after_a_failure_the_rest_is_sent_once(tmp_path, monkeypatch):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    follower, log = fake_follower(run_dir, tracker), tracker.log
-    append(run_dir, LINES[:2])
+def test_after_a_failure_the_rest_is_sent_once(run_dir, tracker, monkeypatch):
+    follower, log = tracked_runs.fake_follower(run_dir, tracker), tracker.log
+    tracked_runs.append(run_dir, LINES[:2])
     follower.send_new()
-    append(run_dir, LINES[2:])
+    tracked_runs.append(run_dir, LINES[2:])
 
     def fail_in_the_middle(rows):
         log(rows[:3])
@@ -180,61 +170,59 @@ def test_after_a_failure_the_rest_is_sent_once(tmp_path, monkeypatch):
     assert count_unsent(run_dir, "fake") == 9  # of 11, two were sent
     monkeypatch.setattr(tracker, "log", log)
     follower.send_new()
-    assert ours(read_fake(tracker.path)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
     assert not count_unsent(run_dir, "fake")
 
 
-def test_the_end_is_told_with_the_summary(tmp_path):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    append(run_dir, LINES)
+def test_the_end_of_a_run_is_sent_with_its_summary(run_dir, tracker, tmp_path):
+    tracked_runs.append(run_dir, LINES)
     run_dir.summary.write_text(json.dumps({"name": "x", "mean_rise": 0.4, "tasks": [{"task": "a", "after": 0.9}]}))
-    fake_follower(run_dir, tracker).finish("finished")
+    tracked_runs.fake_follower(run_dir, tracker).finish("finished")
     end = json.loads((tmp_path / "points.end").read_text())
     assert end == ["finished", {"summary/mean_rise": 0.4, "summary/tasks.0.after": 0.9}]
 
 
-def test_pictures_are_sent_once_and_after_their_step(tmp_path):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    follower = fake_follower(run_dir, tracker)
-    write_rollouts(run_dir, 2)
-    append(run_dir, LINES[:3])
+def test_pictures_are_sent_once_and_after_their_step(run_dir, tracker, tmp_path):
+    follower = tracked_runs.fake_follower(run_dir, tracker)
+    tracked_runs.write_rollouts(run_dir, 2)
+    tracked_runs.append(run_dir, LINES[:3])
     follower.send_new()
     assert not (tmp_path / "points.pictures").exists()  # no line of that step yet
-    append(run_dir, LINES[3:])
+    tracked_runs.append(run_dir, LINES[3:])
     follower.send_new()
     follower.send_new()
-    fake_follower(run_dir, tracker).send_new()
+    tracked_runs.fake_follower(run_dir, tracker).send_new()
     assert (tmp_path / "points.pictures").read_text() == "6 2\n"  # the first rollout of each of two groups
 
 
-def test_the_mark_survives_in_a_file_of_its_own(tmp_path):
-    run_dir = make_run(tmp_path)
-    append(run_dir, LINES)
-    fake_follower(run_dir, FakeTracker(tmp_path / "points")).send_new()
+def test_the_mark_survives_in_a_file_of_its_own(run_dir, tracker):
+    tracked_runs.append(run_dir, LINES)
+    tracked_runs.fake_follower(run_dir, tracker).send_new()
     mark = Mark.read(run_dir.trackers / "fake.json")
     assert mark.step == 10
     assert {(10, "test/mean"), (10, "time/step_s"), (10, "pictures")} <= mark.sent
     assert list(run_dir.trackers.iterdir()) == [run_dir.trackers / "fake.json"]
 
 
-def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
-    append(run_dir, LINES)
+def test_a_line_that_is_being_written_waits_for_its_end(run_dir, tracker):
+    tracked_runs.append(run_dir, LINES)
     content = run_dir.metrics.read_bytes()
     run_dir.metrics.write_bytes(content[:-9])
-    follower = fake_follower(run_dir, tracker)
+    follower = tracked_runs.fake_follower(run_dir, tracker)
     follower.send_new()
-    assert (10, "test/mean") not in read_fake(tracker.path)
+    assert (10, "test/mean") not in tracked_runs.read_fake(tracker.path)
     run_dir.metrics.write_bytes(content)
     follower.send_new()
-    assert ours(read_fake(tracker.path)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
 def test_a_secret_in_a_setting_is_not_sent(tmp_path, monkeypatch):
     sent = []
-    run_dir = make_run(tmp_path, callbacks='[{fn: "c:make", args: {url: "https://me:hush@host/m", api_key: hush}}]')
-    monkeypatch.setitem(TRACKERS, "fake", lambda run: sent.append(run) or FakeTracker(tmp_path / "points"))
-    make_follower(run_dir, "fake").send_new()
+    run_dir = tracked_runs.make_run(
+        tmp_path, callbacks='[{fn: "c:make", args: {url: "https://me:hush@host/m", api_key: hush}}]'
+    )
+    monkeypatch.setitem(TRACKERS, "fake", lambda run: sent.append(run) or tracked_runs.FakeTracker(tmp_path / "points"))
+    tracked_runs.make_follower(run_dir, "fake").send_new()
     assert sent[0].config["callbacks.0.args.url"] == "https://••••@host/m"
     assert sent[0].config["callbacks.0.args.api_key"] == "••••"
     assert sent[0].config["logging.rollouts.tokens"] == "True"

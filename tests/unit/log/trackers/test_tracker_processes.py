@@ -13,19 +13,8 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import tracked_runs
 from serving import serving
-from tracked_runs import (
-    FakeTracker,
-    append,
-    expected_lines,
-    expected_points,
-    fake_follower,
-    make_follower,
-    make_run,
-    ours,
-    read_fake,
-    read_tensorboard,
-)
 from waiting import wait_for
 
 from mmrl.config import load_config
@@ -37,9 +26,14 @@ from mmrl.log.trackers.process import Follower, count_unsent, follow, follow_run
 from mmrl.types import RunInterrupted
 from mmrl.utils.files import temporary_path
 
-LINES = expected_lines()
-POINTS = expected_points(LINES)
+LINES = tracked_runs.expected_lines()
+POINTS = tracked_runs.expected_points(LINES)
 STEPS = 11  # with that before the first
+
+
+@pytest.fixture
+def run_dir(tmp_path) -> RunDir:
+    return tracked_runs.make_run(tmp_path)
 
 
 @contextmanager
@@ -82,24 +76,22 @@ def started(monkeypatch) -> list[int]:
     return pids
 
 
-def test_a_process_follows_a_run_to_its_end(tmp_path, started):
-    run_dir = make_run(tmp_path)
+def test_a_process_follows_a_run_to_its_end(run_dir, started):
     with tracked(run_dir) as printed:
         for line in LINES:
-            append(run_dir, [line])
-    assert ours(read_tensorboard(run_dir)) == POINTS
+            tracked_runs.append(run_dir, [line])
+    assert tracked_runs.ours(tracked_runs.read_tensorboard(run_dir)) == POINTS
     assert printed.getvalue() == ""
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
 
 
 @pytest.mark.parametrize("how", [RunInterrupted, KeyboardInterrupt, ValueError])
-def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(tmp_path, started, monkeypatch, how):
+def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(run_dir, started, monkeypatch, how):
     monkeypatch.setattr(process, "_DRAIN_S", dict.fromkeys(process._DRAIN_S, 0.2))
-    run_dir = make_run(tmp_path)
     with pytest.raises(how), tracked(run_dir) as printed:
         os.kill(started[0], signal.SIGSTOP)
-        append(run_dir, LINES)
+        tracked_runs.append(run_dir, LINES)
         begun = time.monotonic()
         raise how
     assert time.monotonic() - begun < 20
@@ -109,9 +101,8 @@ def test_a_hanging_tracker_is_ended_with_the_run_and_what_it_lacks_is_said(tmp_p
         os.kill(started[0], 0)
 
 
-def test_a_tracker_ends_with_a_run_that_is_killed(tmp_path, started):
-    run_dir = make_run(tmp_path)
-    append(run_dir, LINES[:5])
+def test_a_tracker_ends_with_a_run_that_is_killed(run_dir, tmp_path, started):
+    tracked_runs.append(run_dir, LINES[:5])
     pid = os.fork()
     if not pid:
         with tracked(run_dir):
@@ -123,12 +114,12 @@ def test_a_tracker_ends_with_a_run_that_is_killed(tmp_path, started):
     status = Path(f"/proc/{(tmp_path / 'pid').read_text()}/status")
     wait_for(lambda: not status.exists() or "State:\tZ" in status.read_text())
     with tracked(run_dir):
-        append(run_dir, LINES[5:])
-    assert ours(read_tensorboard(run_dir)) == POINTS
+        tracked_runs.append(run_dir, LINES[5:])
+    assert tracked_runs.ours(tracked_runs.read_tensorboard(run_dir)) == POINTS
 
 
-def test_a_tracker_that_raises_is_reported_once_and_tried_again(tmp_path, monkeypatch):
-    run_dir, tracker = make_run(tmp_path), FakeTracker(tmp_path / "points")
+def test_a_tracker_that_raises_is_reported_once_and_tried_again(run_dir, tmp_path, monkeypatch):
+    tracker = tracked_runs.FakeTracker(tmp_path / "points")
     log, failures = tracker.log, 5
 
     def fail_at_first(points):
@@ -139,19 +130,18 @@ def test_a_tracker_that_raises_is_reported_once_and_tried_again(tmp_path, monkey
         log(points)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tracker, "log", fail_at_first)
-    append(run_dir, LINES[:5])
-    with looping(fake_follower(run_dir, tracker), monkeypatch) as reported:
-        wait_for(lambda: read_fake(tracker.path))
-        append(run_dir, LINES[5:])
+    tracked_runs.append(run_dir, LINES[:5])
+    with looping(tracked_runs.fake_follower(run_dir, tracker), monkeypatch) as reported:
+        wait_for(lambda: tracked_runs.read_fake(tracker.path))
+        tracked_runs.append(run_dir, LINES[5:])
     assert reported == [
         "failed: ConnectionError: no network; the run continues, and the tracker is tried again until its end"
     ]
-    assert ours(read_fake(tracker.path)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_fake(tracker.path)) == POINTS
 
 
 @pytest.mark.parametrize("what", ["event file", "progress"])
-def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path, monkeypatch, what):
-    run_dir = make_run(tmp_path)
+def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(run_dir, monkeypatch, what):
     is_full = True
 
     open_tensorboard = TRACKERS["tensorboard"]
@@ -163,59 +153,58 @@ def test_a_full_disk_is_reported_once_and_what_was_missed_is_sent_later(tmp_path
         return tracker
 
     monkeypatch.setitem(TRACKERS, "tensorboard", open_tracker)
-    follower = make_follower(run_dir, "tensorboard")
+    follower = tracked_runs.make_follower(run_dir, "tensorboard")
     progress = temporary_path(run_dir.trackers / "tensorboard.json")
     if what == "progress":
         progress.symlink_to("/dev/full")
-    append(run_dir, LINES[:5])
+    tracked_runs.append(run_dir, LINES[:5])
     with looping(follower, monkeypatch) as reported:
         wait_for(lambda: reported)
         is_full = False
-        append(run_dir, LINES[5:])
+        tracked_runs.append(run_dir, LINES[5:])
         if what == "progress":
             wait_for(lambda: not progress.is_symlink())  # a file that cannot be written is removed again
     assert len(reported) == 1
     assert "No space left on device" in reported[0]
-    assert ours(read_tensorboard(run_dir)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_tensorboard(run_dir)) == POINTS
 
 
-def test_steps_that_end_while_the_files_are_read_keep_their_times(tmp_path, monkeypatch):
-    run_dir, waiting = make_run(tmp_path), list(LINES)
+def test_steps_that_end_while_the_files_are_read_keep_their_times(run_dir, monkeypatch):
+    waiting = list(LINES)
     read_records = process.read_records
 
     def read_while_the_run_continues(path, start):
         for _ in range(2):
-            append(run_dir, waiting[:1])
+            tracked_runs.append(run_dir, waiting[:1])
             del waiting[:1]
         records = list(read_records(path, start))
-        append(run_dir, waiting[:1])
+        tracked_runs.append(run_dir, waiting[:1])
         del waiting[:1]
         return iter(records)
 
-    append(run_dir, waiting[:2])
+    tracked_runs.append(run_dir, waiting[:2])
     del waiting[:2]
     monkeypatch.setattr(process, "read_records", read_while_the_run_continues)
-    follower = make_follower(run_dir, "tensorboard")
+    follower = tracked_runs.make_follower(run_dir, "tensorboard")
     while waiting:
         follower.send_new()
     follower.finish("finished")
-    assert ours(read_tensorboard(run_dir)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_tensorboard(run_dir)) == POINTS
 
 
-def test_a_run_that_is_over_is_sent_by_the_command_that_the_warning_names(tmp_path):
-    run_dir = make_run(tmp_path)
-    append(run_dir, LINES)
+def test_a_run_that_is_over_is_sent_by_the_command_that_the_warning_names(run_dir):
+    tracked_runs.append(run_dir, LINES)
     command = f"echo finished | {sys.executable} -m mmrl.log.trackers.process {run_dir.path} tensorboard ."
     assert subprocess.run(command, shell=True, capture_output=True, check=True).stdout == b""
-    assert ours(read_tensorboard(run_dir)) == POINTS
+    assert tracked_runs.ours(tracked_runs.read_tensorboard(run_dir)) == POINTS
 
 
 @pytest.mark.slow
 def test_a_wrong_key_of_wandb_is_reported_once(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    run_dir = make_run(tmp_path, "[wandb]")
+    run_dir = tracked_runs.make_run(tmp_path, "[wandb]")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    append(run_dir, LINES)
+    tracked_runs.append(run_dir, LINES)
     with serving(lambda handler: handler.send_error(401, "Unauthorized")) as url:
         monkeypatch.setenv("WANDB_BASE_URL", url)
         with tracked(run_dir) as printed:
@@ -237,9 +226,9 @@ def test_a_server_of_mlflow_that_never_answers_costs_the_run_a_bounded_time(tmp_
 
     with serving(hang) as url:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
-        run_dir = make_run(tmp_path, "[mlflow]")
+        run_dir = tracked_runs.make_run(tmp_path, "[mlflow]")
         with tracked(run_dir) as printed:
-            append(run_dir, LINES)
+            tracked_runs.append(run_dir, LINES)
             wait_for(lambda: asked)
             begun = time.monotonic()
         assert time.monotonic() - begun < 20
