@@ -9,7 +9,7 @@ from operator import attrgetter
 from statistics import fmean, pstdev
 
 from mmrl.config.schema.rollout_steps import GREEDY_PROBE
-from mmrl.types import Experience, FinishReason, Group, RewardErrorKind, RewardFailure, Rollout
+from mmrl.types import Experience, Failure, FailureKind, FinishReason, Group, Rollout
 
 
 def compute_step_metrics(groups: Sequence[Group], rows: Sequence[Sequence[Experience]]) -> dict[str, float]:
@@ -57,7 +57,7 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     totals: list[float] = []
     parts: dict[str, list[float]] = {}
     counts: Counter[str] = Counter()
-    failures: list[tuple[str, RewardFailure]] = []
+    failures: list[tuple[str, Failure]] = []
     for group in groups:
         for score in group.scores:
             totals.append(score.total)
@@ -72,7 +72,7 @@ def compute_reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         for dropped in group.dropped:
             failures += dropped.failures.items()
     for name, failure in failures:
-        counts[f"reward/{name}/{failure.error_kind}"] += 1
+        counts[f"reward/{name}/{failure.kind}"] += 1
     metrics: dict[str, float] = {name: fmean(values) for name, values in parts.items()} | counts
     if totals:
         metrics["reward/mean"], metrics["reward/std"] = fmean(totals), pstdev(totals)
@@ -95,7 +95,7 @@ def count_missing_values(metrics: Mapping[str, float]) -> dict[str, int]:
             continue
         if kind == "fallback":
             missing[name] -= int(count)
-        elif kind in tuple(RewardErrorKind):
+        elif kind in tuple(FailureKind):
             missing[name] += int(count)
     return {name: count for name, count in missing.items() if count > 0}
 

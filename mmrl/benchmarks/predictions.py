@@ -16,10 +16,10 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from mmrl.benchmarks.items import ItemResponse
-from mmrl.types import CoordinateSystem, FinishReason, ResizeMap, RewardFailure, Size, Turn, UserError
+from mmrl.types import CoordinateSystem, Failure, FinishReason, ResizeMap, Size, Turn, UserError
 from mmrl.utils.files import json_line, read_complete_batches, report_write_errors
 
-_EPISODE: Final = TypeAdapter(tuple[tuple[Turn, ...], RewardFailure | None])
+_EPISODE: Final = TypeAdapter(tuple[tuple[Turn, ...], Failure | None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Prediction:
     used_tool: bool = False
     rethought: bool = False
     turns: tuple[Turn, ...] = ()
-    failure: RewardFailure | None = None  # of the rollout step that failed, if any
+    failure: Failure | None = None  # of the rollout step that failed, if any
 
     def to_row(self) -> dict[str, Any]:
         """Return the row of predictions.jsonl."""

@@ -38,8 +38,8 @@ from mmrl.scoring.trial_responses import build_attacks, make_samples
 from mmrl.types import (
     AnswerType,
     CoordinateSystem,
+    Failure,
     Response,
-    RewardFailure,
     Sample,
     Size,
     Unscorable,
@@ -290,7 +290,7 @@ def _score_cases(cases: Sequence[Case], base_dir: Path, reward_dir: Path | None 
     results = []
     with use_media_opener(case_media(base_dir)):
         for bound, outcome in zip(bound_rewards, run_in_forks(tasks, timeout_s), strict=True):
-            if isinstance(outcome, RewardFailure):
+            if isinstance(outcome, Failure):
                 results.append(CaseResult(None, f"{outcome.reason} ({bound.reward.place})", False))
             else:
                 results.append(outcome)

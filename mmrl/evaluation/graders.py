@@ -153,7 +153,7 @@ class RuleScorer:
 
 
 def make_prediction(item_id: str, rollout: Rollout, first_response: str | None = None) -> Prediction:
-    """Return what predictions.jsonl keeps of a rollout; `first_response` is what `first_response_text` returns."""
+    """Return what predictions.jsonl keeps of a rollout; `first_response` is what `text_before_continuation` returns."""
     response = make_response(rollout)
     return Prediction(
         id=item_id,

@@ -266,6 +266,6 @@ def _answer_batch(
         answered = pipeline.run(prompts, step=0)
         for (item_id, _), group in zip(own_share, answered.groups, strict=True):
             for rollout in group:
-                predictions.append(make_prediction(item_id, rollout, processor.first_response_text(rollout)))
+                predictions.append(make_prediction(item_id, rollout, processor.text_before_continuation(rollout)))
     # A rank without a share must make this call, too, or the others would wait for it.
     return list(chain.from_iterable(ranks.all_gather(predictions)))

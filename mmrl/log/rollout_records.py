@@ -103,7 +103,7 @@ def list_step_records(
             outcomes.append(_score_fields(score) | _advantage_fields(experience))
         for _, failures in group.dropped:
             # There are no failures if the rollout was dropped because a sibling failed.
-            reasons = {name: f"{failure.error_kind}: {failure.reason}" for name, failure in failures.items()}
+            reasons = {name: f"{failure.kind}: {failure.reason}" for name, failure in failures.items()}
             outcomes.append({"dropped": reasons})
         probes = _probe_means(group)
         for rollout, outcome in zip(group.all_rollouts, outcomes, strict=True):
@@ -139,7 +139,7 @@ def _score_fields(score: Score) -> dict[str, Any]:
     terms: dict[str, Any] = {}
     for name, reward in score.terms.items():
         failure = score.failures.get(name)
-        fields = {"value": reward.value, "reason": reward.reason, "failure": failure and failure.error_kind}
+        fields = {"value": reward.value, "reason": reward.reason, "failure": failure and failure.kind}
         if name in score.decided_by:
             fields["decided_by"] = score.decided_by[name]
         if name in score.contributions:

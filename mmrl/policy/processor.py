@@ -160,7 +160,7 @@ class PromptProcessor:
         # `is_correct` is reset, because it judged an earlier state of the response.
         return replace(rollout, text=text, answer=answer, is_correct=None)
 
-    def first_response_text(self, rollout: Rollout) -> str | None:
+    def text_before_continuation(self, rollout: Rollout) -> str | None:
         """Return the text before the last continuation: up to a forced trigger, or to the end of a tool's result.
 
         None if the response was not continued.

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-from mmrl.types import RewardErrorKind, RewardFailure
+from mmrl.types import Failure, FailureKind
 
 _ResultT = TypeVar("_ResultT")
 
 
-def run_in_forks(tasks: Sequence[Callable[[], _ResultT]], timeout_s: float) -> Iterator[_ResultT | RewardFailure]:
+def run_in_forks(tasks: Sequence[Callable[[], _ResultT]], timeout_s: float) -> Iterator[_ResultT | Failure]:
     """Run tasks in a fork and yield their results. A task that hangs or dies fails; a new fork runs the others.
 
     A task that takes longer than `timeout_s` counts as hanging.
@@ -32,12 +32,12 @@ def run_in_forks(tasks: Sequence[Callable[[], _ResultT]], timeout_s: float) -> I
             for _ in remaining:
                 num_done += 1
                 if not receiver.poll(timeout_s):
-                    yield RewardFailure(RewardErrorKind.TIMEOUT, f"hung for {timeout_s:g} s")
+                    yield Failure(FailureKind.TIMEOUT, f"hung for {timeout_s:g} s")
                     break
                 try:
                     result = receiver.recv()
                 except EOFError:
-                    yield RewardFailure(RewardErrorKind.CRASH, "its process died")
+                    yield Failure(FailureKind.CRASH, "its process died")
                     break
                 yield result
         finally:

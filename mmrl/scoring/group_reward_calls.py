@@ -21,10 +21,10 @@ from mmrl.scoring.reward_workers import make_worker_limits, worker_failure
 from mmrl.types import (
     Contribution,
     Dropped,
+    Failure,
+    FailureKind,
     Group,
     MediaOpener,
-    RewardErrorKind,
-    RewardFailure,
     RewardValue,
     Sample,
     Unscorable,
@@ -44,7 +44,7 @@ class BoundGroupReward:
 
     name: str  # its name among the reward terms, unique in the config
     # Its options are bound; returns one value for each rollout, or the failure of the process that it runs in.
-    compute: Callable[[Group], Sequence[RewardValue] | RewardFailure]
+    compute: Callable[[Group], Sequence[RewardValue] | Failure]
     options: GroupRewardConfig  # weight, schedule and `when`
     # After a failure: `stop` ends the run, `fallback` counts 0 for every rollout, any other drops the group.
     on_missing_score: RewardFailurePolicy = "skip_group"
@@ -64,7 +64,7 @@ def apply_group_rewards(group: Group, step: int, *, group_rewards: Sequence[Boun
             continue
         weight = reward.options.weight_at(step)
         values, failures = reward.compute(group), {}
-        if isinstance(values, RewardFailure):
+        if isinstance(values, Failure):
             failures = {reward.name: values}
             if reward.on_missing_score == "stop":
                 sample_id = group.prompt.sample.id
@@ -106,9 +106,9 @@ class IsolatedGroupReward:
     load: Callable[[], GroupRewardFunction]  # picklable; loads the function in the worker
     options: ScoringConfig
     media_opener: MediaOpener | None  # picklable
-    _pool: WorkerPool[Group, Sequence[RewardValue] | RewardFailure] | None = None
+    _pool: WorkerPool[Group, Sequence[RewardValue] | Failure] | None = None
 
-    def __call__(self, group: Group) -> Sequence[RewardValue] | RewardFailure:
+    def __call__(self, group: Group) -> Sequence[RewardValue] | Failure:
         """Return the values, or the failure of the process.
 
         Raises:
@@ -144,14 +144,14 @@ def _load_group_reward(options: GroupRewardConfig, base: Path) -> GroupRewardFun
 
 def _start_group_reward(
     name: str, load: Callable[[], GroupRewardFunction], media_opener: MediaOpener | None, report: ReportActivity
-) -> Callable[[Group], Sequence[RewardValue] | RewardFailure]:
+) -> Callable[[Group], Sequence[RewardValue] | Failure]:
     report(f"loading group reward {name!r}")
     return partial(_call_and_locate_errors, name, load(), media_opener)
 
 
 def _call_group_reward(
     name: str, compute: Callable[[Group], Any], media_opener: MediaOpener | None, group: Group
-) -> Sequence[RewardValue] | RewardFailure:
+) -> Sequence[RewardValue] | Failure:
     """Return the values, or the failure of a function that abstained, which sees pictures through `media_opener`.
 
     Raises:
@@ -162,7 +162,7 @@ def _call_group_reward(
             returned = compute(group)
             values = list(returned) if isinstance(returned, Iterable) else [returned]
     except Unscorable as error:
-        return RewardFailure(RewardErrorKind.UNSCORABLE, str(error))
+        return Failure(FailureKind.UNSCORABLE, str(error))
     for value in values:
         if not (isinstance(value, RewardValue) and isinstance(value.value, Real) and isfinite(value.value)):
             raise UserError(
@@ -174,7 +174,7 @@ def _call_group_reward(
 
 def _call_and_locate_errors(
     name: str, compute: Callable[[Group], Any], media_opener: MediaOpener | None, group: Group
-) -> Sequence[RewardValue] | RewardFailure:
+) -> Sequence[RewardValue] | Failure:
     """Call a group reward; whatever it raises becomes a UserError with sample, file and line, which ends the run."""
     try:
         return _call_group_reward(name, compute, media_opener, group)

@@ -22,9 +22,9 @@ from mmrl.scoring.reward_workers import first_call_timeout_s
 from mmrl.scoring.trial_responses import ATTACK_FORMAT, build_attacks, make_trial_response
 from mmrl.types import (
     AnswerType,
+    Failure,
+    FailureKind,
     Response,
-    RewardErrorKind,
-    RewardFailure,
     RewardValue,
     Sample,
     UserError,
@@ -99,7 +99,7 @@ def filter_scorable(reward: BoundReward, samples: Sequence[Sample]) -> tuple[lis
     for sample, outcome in zip(samples, outcomes, strict=True):
         if is_unscorable(outcome):
             reasons.append(outcome.reason)
-        elif isinstance(outcome, RewardFailure) and outcome.error_kind is RewardErrorKind.TIMEOUT:
+        elif isinstance(outcome, Failure) and outcome.kind is FailureKind.TIMEOUT:
             # It may hang for every sample, and each would take as long.
             where = f"reward {reward.reward.name!r} ({reward.reward.place})"
             raise UserError(f"{where}, a {sample.target.answer_type} target, an empty answer: {outcome.reason}")
@@ -124,7 +124,7 @@ def lint_reward(reward: BoundReward, samples: Sequence[Sample]) -> LintReport:
     # A first call may import scipy or the like, which is slower than all other calls; each fork would import it again.
     first_call = partial(_list_new_modules, reward, correct_pairs)
     [modules] = run_in_forks([first_call], first_call_timeout_s(reward.reward.timeout_s))
-    if isinstance(modules, RewardFailure) and modules.error_kind is RewardErrorKind.TIMEOUT:
+    if isinstance(modules, Failure) and modules.kind is FailureKind.TIMEOUT:
         # All other checks would hang, too.
         finding = LintFinding("first call", False, f"the correct answer: {modules.reason} ({reward.reward.place})")
         return LintReport(findings=(finding,), attacks=())
@@ -176,7 +176,7 @@ def _list_new_modules(reward: BoundReward, pairs: Sequence[tuple[Response, Sampl
 
 def _check_range(reward: BoundReward, attempts: Sequence[Attempt]) -> LintFinding:
     for name, sample, outcome in attempts:
-        if isinstance(outcome, RewardFailure):
+        if isinstance(outcome, Failure):
             return LintFinding("range", False, f"{name} ({sample.target.answer_type}): {outcome.reason}")
     return LintFinding("range", True, f"{len(attempts)} values from {reward.reward.low:g} to {reward.reward.high:g}")
 
@@ -198,7 +198,7 @@ def _check_repeatability(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     [back_and_forth] = run_in_forks([partial(_score_all, reward, pairs + pairs[::-1])], _check_timeout_s(reward))
     [elsewhere] = run_in_forks([partial(_score_all, reward, pairs)], _check_timeout_s(reward))
     for outcomes in (back_and_forth, elsewhere):
-        if isinstance(outcomes, RewardFailure):
+        if isinstance(outcomes, Failure):
             return LintFinding("repeatable", False, outcomes.reason)
     same = back_and_forth == [*elsewhere, *elsewhere[::-1]]
     detail = f"{len(pairs)} calls, three times" if same else "the same call gave another value"
@@ -209,7 +209,7 @@ def _check_purity(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]])
     if reward.reward.uses_service:
         return LintFinding("pure", True, "asks a service")
     [found] = run_in_forks([partial(_record_impure_calls, reward, pairs)], _check_timeout_s(reward))
-    if isinstance(found, RewardFailure):
+    if isinstance(found, Failure):
         return LintFinding("pure", False, found.reason)
     clean = "no files, network, clock or randomness"
     if reward.reward.looks:
@@ -262,7 +262,7 @@ def _is_random_or_clock(function: BuiltinFunctionType) -> bool:
 
 def _check_speed(reward: BoundReward, pairs: Sequence[tuple[Response, Sample]]) -> LintFinding:
     [seconds] = run_in_forks([partial(_slowest_seconds, reward, pairs)], _check_timeout_s(reward))
-    if isinstance(seconds, RewardFailure):
+    if isinstance(seconds, Failure):
         return LintFinding("speed", False, seconds.reason)
     limit = "" if seconds <= _MAX_CALL_S or reward.reward.uses_service else f", at most {_MAX_CALL_S * 1000:g} ms"
     return LintFinding("speed", not limit, f"{seconds * 1e6:,.0f} us a call{limit}")
@@ -285,7 +285,7 @@ def _check_huge_response(reward: BoundReward, samples: Sequence[Sample]) -> Lint
     calls = [partial(_score_text, reward, sample, text) for sample, text in tries]
     outcomes = run_in_forks(calls, _check_timeout_s(reward))
     for (sample, _), outcome in zip(tries, outcomes, strict=True):
-        if isinstance(outcome, RewardFailure):
+        if isinstance(outcome, Failure):
             return LintFinding("10 MB response", False, f"{sample.target.answer_type}: {outcome.reason}")
     return LintFinding("10 MB response", True, f"each within {_check_timeout_s(reward):g} s")
 

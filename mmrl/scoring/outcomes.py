@@ -8,9 +8,9 @@ from numbers import Real
 from typing import TypeGuard
 
 from mmrl.types import (
+    Failure,
+    FailureKind,
     Response,
-    RewardErrorKind,
-    RewardFailure,
     RewardValue,
     Sample,
     Unscorable,
@@ -24,7 +24,7 @@ from mmrl_rewards.strings import excerpt
 _MAX_REASON_CHARS = 2000
 _MAX_RESPONSE_CHARS = 200
 
-RewardOutcome = RewardValue | RewardFailure
+RewardOutcome = RewardValue | Failure
 
 
 class RewardError(UserError):
@@ -45,20 +45,20 @@ def call_reward(bound: BoundReward, response: Response, sample: Sample) -> Rewar
             result = bound(response, sample)
         return _check_result(bound, result, len(response.turns))
     except Unscorable as error:
-        kind, reason = RewardErrorKind.UNSCORABLE, str(error)
+        kind, reason = FailureKind.UNSCORABLE, str(error)
         counts_low_end = isinstance(error, LeftToFallback)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # code of users may raise anything
-        kind, reason = RewardErrorKind.ERROR, describe_error(bound.reward, error)
+        kind, reason = FailureKind.ERROR, describe_error(bound.reward, error)
     # An error may quote a whole response, and reasons are kept with each rollout.
-    return RewardFailure(kind, shorten(reason, _MAX_REASON_CHARS), counts_low_end=counts_low_end)
+    return Failure(kind, shorten(reason, _MAX_REASON_CHARS), counts_low_end=counts_low_end)
 
 
-def is_unscorable(outcome: RewardOutcome) -> TypeGuard[RewardFailure]:
+def is_unscorable(outcome: RewardOutcome) -> TypeGuard[Failure]:
     """Return True if the reward abstained: it raised `Unscorable`."""
-    return isinstance(outcome, RewardFailure) and outcome.error_kind is RewardErrorKind.UNSCORABLE
+    return isinstance(outcome, Failure) and outcome.kind is FailureKind.UNSCORABLE
 
 
-def make_error(name: str, failure: RewardFailure, response: Response, sample: Sample) -> RewardError:
+def make_error(name: str, failure: Failure, response: Response, sample: Sample) -> RewardError:
     """Return an error that names the reward, the sample, the cause and the response."""
     where = f"reward {name!r} on sample {sample.id!r} (task {sample.task!r})"
     return RewardError(f"{where}: {failure.reason}; response: {excerpt_response(response)}")
@@ -76,13 +76,13 @@ def _check_result(bound: BoundReward, result: object, num_turns: int) -> RewardO
     # `float` comes first because a check against the abstract class `Real` is slow.
     number = float(value) if isinstance(value, (float, Real)) else nan
     if not low <= number <= high:
-        return RewardFailure(RewardErrorKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
+        return Failure(FailureKind.ERROR, f"returned {value!r:.80}, not a number from {low:g} to {high:g}")
     if not isinstance(reason, str):
-        return RewardFailure(RewardErrorKind.ERROR, f"gave the reason {reason!r:.80}, which is not a string")
+        return Failure(FailureKind.ERROR, f"gave the reason {reason!r:.80}, which is not a string")
     reason = shorten(reason, _MAX_REASON_CHARS)
     if not isinstance(result, TurnRewards):
         return RewardValue(number, reason)
     if len(result.by_turn) != num_turns:
         problem = f"returned rewards of {len(result.by_turn)} turns for a response of {num_turns}"
-        return RewardFailure(RewardErrorKind.ERROR, problem)
+        return Failure(FailureKind.ERROR, problem)
     return TurnRewards(result.by_turn, reason)

@@ -11,10 +11,10 @@ from mmrl.scoring.outcomes import RewardOutcome, call_reward, make_error
 from mmrl.scoring.reward_workers import RewardCall, RewardWorkers
 from mmrl.scoring.terms import BoundTerm, find_counted_terms
 from mmrl.types import (
+    Failure,
+    FailureKind,
     MediaOpener,
     Response,
-    RewardErrorKind,
-    RewardFailure,
     RewardValue,
     Sample,
     UserError,
@@ -128,13 +128,11 @@ class RewardCaller:
         with use_media_opener(self.media_opener):
             return call_reward(term.reward, response, sample)
 
-    def find_fallback(
-        self, term: BoundTerm, failure: RewardFailure, response: Response, sample: Sample
-    ) -> BoundTerm | None:
+    def find_fallback(self, term: BoundTerm, failure: Failure, response: Response, sample: Sample) -> BoundTerm | None:
         """Return the term that decides in place of one that failed, or None if the failure policy decides."""
         if term.fallback_term is None:
             return None
-        if failure.error_kind is RewardErrorKind.ERROR and self.options.on_error != "fallback":
+        if failure.kind is FailureKind.ERROR and self.options.on_error != "fallback":
             return None
         fallback = self._terms_by_name[term.fallback_term]
         applies = matches_conditions(self._sample_conditions[fallback.name], sample)
@@ -143,19 +141,19 @@ class RewardCaller:
     def list_deciding_terms(self, term: BoundTerm, outcomes: OutcomesByTerm) -> list[BoundTerm]:
         """Return a term and the fallbacks that were called in its place, in order; the last one decides."""
         chain = [term]
-        while isinstance(failure := outcomes[chain[-1].name], RewardFailure):
+        while isinstance(failure := outcomes[chain[-1].name], Failure):
             name = chain[-1].fallback_term
             if name is None or name not in outcomes:
                 break
             # The fallback may have an outcome because another term called it. It must not replace a reward with a bug.
-            if failure.error_kind is RewardErrorKind.ERROR and self.options.on_error != "fallback":
+            if failure.kind is FailureKind.ERROR and self.options.on_error != "fallback":
                 break
             chain.append(self._terms_by_name[name])
         return chain
 
-    def failure_action(self, failure: RewardFailure) -> RewardFailurePolicy:
+    def failure_action(self, failure: Failure) -> RewardFailurePolicy:
         """Return the config's policy for a failure that no fallback replaces."""
-        return self.options.on_error if failure.error_kind is RewardErrorKind.ERROR else self.options.on_missing_score
+        return self.options.on_error if failure.kind is FailureKind.ERROR else self.options.on_missing_score
 
     def _applies_to_rollout(self, term: BoundTerm, response: Response) -> bool:
         return self.is_trial or matches_rollout(term.options.when, response)
@@ -184,7 +182,7 @@ class RewardCaller:
         fallbacks: dict[str, BoundTerm] = {}
         for term in pending.terms:
             failure = pending.outcomes[term.name]
-            if not isinstance(failure, RewardFailure):
+            if not isinstance(failure, Failure):
                 continue
             fallback = self.find_fallback(term, failure, *pending.pair)
             if fallback is None and failure.counts_low_end:

@@ -19,7 +19,7 @@ from mmrl.scoring.outcomes import (
     make_error,
 )
 from mmrl.scoring.terms import BoundTerm
-from mmrl.types import MediaOpener, Response, RewardErrorKind, RewardFailure, Sample, use_media_opener
+from mmrl.types import Failure, FailureKind, MediaOpener, Response, Sample, use_media_opener
 from mmrl.utils.worker_limits import STARTUP_TIMEOUT_S, WorkerLimits
 from mmrl.utils.worker_pool import WorkerError, WorkerLimitError, WorkerPool, WorkerStartError, WorkerTimeoutError
 from mmrl.utils.worker_server import ReportActivity
@@ -130,15 +130,15 @@ def make_worker_limits(options: ScoringConfig) -> WorkerLimits:
     return WorkerLimits(STARTUP_TIMEOUT_S, options.timeout_s, limits.memory_mib, limits.processes, reads_output=True)
 
 
-def worker_failure(error: WorkerError) -> RewardFailure:
+def worker_failure(error: WorkerError) -> Failure:
     """Return the failure of a reward whose worker was killed, or ended, in the middle of a call."""
     match error:
         case WorkerTimeoutError():
-            return RewardFailure(RewardErrorKind.TIMEOUT, str(error))
+            return Failure(FailureKind.TIMEOUT, str(error))
         case WorkerLimitError():
-            return RewardFailure(RewardErrorKind.LIMIT, f"was stopped: its process {error}")
+            return Failure(FailureKind.LIMIT, f"was stopped: its process {error}")
         case _:
-            return RewardFailure(RewardErrorKind.CRASH, "its process died")
+            return Failure(FailureKind.CRASH, "its process died")
 
 
 def _read_outcomes(futures: Sequence[Future[RewardOutcome]], calls: Sequence[RewardCall]) -> list[RewardOutcome]:

@@ -14,10 +14,10 @@ from mmrl.scoring.terms import BoundTerm, combine_terms, divide_by_turn
 from mmrl.types import (
     Author,
     Dropped,
+    Failure,
     Group,
     MediaOpener,
     Response,
-    RewardFailure,
     RewardValue,
     Rollout,
     Sample,
@@ -89,7 +89,7 @@ class RewardFunctionScorer:
         pairs = [(make_response(rollout), rollout.prompt.sample) for rollout in rollouts]
         return self.score(pairs, [rollout.failure for rollout in rollouts])
 
-    def score(self, pairs: Sequence[ScoringPair], failures: Sequence[RewardFailure | None]) -> tuple[Score, ...]:
+    def score(self, pairs: Sequence[ScoringPair], failures: Sequence[Failure | None]) -> tuple[Score, ...]:
         """Score responses as `score_eval` scores rollouts; `failures` are of rollout steps. Raises the same errors."""
         scorable = [pair for pair, failure in zip(pairs, failures, strict=True) if failure is None]
         all_outcomes = iter(self.caller.call(scorable, evaluation=True))
@@ -119,7 +119,7 @@ class RewardFunctionScorer:
         decided_by: dict[str, str] = {}
         for term in terms:
             outcome = outcomes[term.name]
-            if isinstance(outcome, RewardFailure):
+            if isinstance(outcome, Failure):
                 outcome, deciders = self._find_replacement(term, outcomes)
                 decided_by |= deciders
             elif isinstance(outcome, TurnRewards):
@@ -138,7 +138,7 @@ class RewardFunctionScorer:
         return Score(
             terms=reward_values,
             total=total,
-            failures={name: outcome for name, outcome in outcomes.items() if isinstance(outcome, RewardFailure)},
+            failures={name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)},
             contributions=contributions,
             decided_by=decided_by,
             by_turn=divide_by_turn(rewards_by_turn, contributions, total, num_turns) if num_turns else (),
@@ -149,15 +149,15 @@ class RewardFunctionScorer:
         prompt = rollouts[0].prompt
         kept: list[Rollout] = []
         scores: list[Score] = []
-        judged: list[tuple[Rollout, dict[str, RewardFailure]]] = []  # each rollout with the failures that count
+        judged: list[tuple[Rollout, dict[str, Failure]]] = []  # each rollout with the failures that count
         skip_group = False
         for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
             failures = {} if rollout.failure is None else {ROLLOUT_STEP_PREFIX + rollout.failure.step: rollout.failure}
             for term in self.caller.counted_terms:
-                if not isinstance(outcomes.get(term.name), RewardFailure):
+                if not isinstance(outcomes.get(term.name), Failure):
                     continue
                 deciders = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
-                failed = {name: failure for name in deciders if isinstance(failure := outcomes[name], RewardFailure)}
+                failed = {name: failure for name in deciders if isinstance(failure := outcomes[name], Failure)}
                 if len(failed) == len(deciders):  # no fallback gave a value
                     action = self.caller.failure_action(failed[deciders[-1]])
                     failures |= {} if action == "fallback" else failed
@@ -180,7 +180,7 @@ class RewardFunctionScorer:
         *failed, last = chain
         deciders: dict[str, str] = {}
         decision = outcomes[last.name]
-        if isinstance(decision, RewardFailure):
+        if isinstance(decision, Failure):
             value, reason = last.fallback, f"fallback: {decision.reason}"
         else:
             value, reason = decision.value, f"{last.name} decides: {decision.reason}"

@@ -16,7 +16,7 @@ from mmrl.scoring.scorer import RewardFunctionScorer
 from mmrl.scoring.term_checks import check_parts
 from mmrl.scoring.terms import BoundTerm
 from mmrl.scoring.trial_responses import build_attacks, make_samples, make_trial_response
-from mmrl.types import AnswerType, Response, RewardFailure, Sample, UserError, use_media_opener
+from mmrl.types import AnswerType, Failure, Response, Sample, UserError, use_media_opener
 
 _MAX_BATCH_SIZE = 1000
 _BATCH_S = 1.0  # batches grow while they take less
@@ -108,7 +108,7 @@ class RewardTrial:
             for term in terms:
                 failure = outcomes.get(term.name)
                 # Where a fallback was called, its own outcome counts.
-                if isinstance(failure, RewardFailure) and term.fallback_term not in outcomes:
+                if isinstance(failure, Failure) and term.fallback_term not in outcomes:
                     abstained.setdefault(sample.id, str(make_error(term.name, failure, response, sample)))
         return abstained
 
@@ -131,7 +131,7 @@ class RewardTrial:
             response = replace(correct, text=text, answer=response_format.parse(text, answer_type))
             # One at a time, so that a reward that hangs costs its deadline once.
             outcome = self._caller.call_term(term, response, sample)
-            if not isinstance(outcome, RewardFailure) or outcome.counts_low_end:
+            if not isinstance(outcome, Failure) or outcome.counts_low_end:
                 continue
             if not is_costly and self._caller.find_fallback(term, outcome, response, sample):
                 continue

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 from mmrl.algo.group_metrics import count_missing_values
 from mmrl.config.schema import HealthConfig
 from mmrl.config.schema.rollout_steps import LOOKED_PROBE
-from mmrl.rollout.tools.executor import FAILURE_KINDS
+from mmrl.rollout.tools.executor import TOOL_FAILURE_KINDS
 from mmrl.scoring.scorer import ROLLOUT_STEP_PREFIX
 from mmrl.training.callbacks import TrainStepResult
-from mmrl.types import Dropped, Group, RewardErrorKind, Score, TrainingState, UserError, WorstToken
+from mmrl.types import Dropped, FailureKind, Group, Score, TrainingState, UserError, WorstToken
 
 
 class HealthRule(NamedTuple):
@@ -114,7 +114,7 @@ MIN_BLIND_GAP: Final = 0.02  # mean of a reward term with the media, minus the m
 MAX_FAILED_TOOL_CALL_FRAC: Final = 0.2
 MAX_FAILED_EPISODE_FRAC: Final = 0.5
 # Kinds of failure of the tool calls and episodes that `<step>/calls` and `<step>/episodes` count, in `<step>/<kind>`.
-KINDS_OF_FAILURE: Final = {"calls": FAILURE_KINDS, "episodes": tuple(RewardErrorKind)}
+FAILURE_KINDS_BY_COUNT: Final = {"calls": TOOL_FAILURE_KINDS, "episodes": tuple(FailureKind)}
 MAX_REWARD_TERM_DROP: Final = 0.1  # from the first window on, while the total reward rises
 BLIND_GAP_PREFIX: Final = "probe/blind_gap/"
 TERM_PREFIX: Final = "reward/term/"
@@ -248,9 +248,9 @@ class HealthMonitor:
         """Find rollout steps in which too many tool calls or episodes fail."""
         for name, count in means.items():
             rollout_step, _, counted = name.rpartition("/")
-            if counted not in KINDS_OF_FAILURE or not count:
+            if counted not in FAILURE_KINDS_BY_COUNT or not count:
                 continue
-            failures = {kind: means.get(f"{rollout_step}/{kind}", 0.0) for kind in KINDS_OF_FAILURE[counted]}
+            failures = {kind: means.get(f"{rollout_step}/{kind}", 0.0) for kind in FAILURE_KINDS_BY_COUNT[counted]}
             failed = sum(failures.values()) / count
             if counted == "calls" and failed > MAX_FAILED_TOOL_CALL_FRAC:
                 yield (

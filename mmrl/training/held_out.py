@@ -42,9 +42,9 @@ class HeldOutEvaluation:
             recorded_ids = frozenset(sample.id for sample in samples[::stride])
             measure = partial(self._measure_own, recorded_ids=recorded_ids)
             held_out = measure_on_all_ranks(measure, samples, ranks)
-        for (term, error_kind), count in held_out.failures.items():
+        for (term, kind), count in held_out.failures.items():
             self._run.console.warn(
-                f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({error_kind}); its fallback counts"
+                f"evaluation: reward {term!r} failed on {count} of {len(samples)} ({kind}); its fallback counts"
             )
         return held_out
 
@@ -68,7 +68,7 @@ class HeldOutEvaluation:
                 if sample.id in recorded_ids:
                     recorded.append(Group(prompt=rollout.prompt, rollouts=(rollout,), scores=(score,)))
                 for term, failure in score.failures.items():
-                    failures[term, failure.error_kind] += 1
+                    failures[term, failure.kind] += 1
         return EvalRewards(rewards, metrics, tuple(recorded), failures)
 
     def measure_test_samples(self, state: TrainingState, moment: str) -> None:

@@ -65,7 +65,7 @@ class RlParts:
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
 
-def run_rl_stage(parts: RlParts, state: TrainingState) -> None:
+def train_rl(parts: RlParts, state: TrainingState) -> None:
     """Train an RL stage from `state.step` to its end."""
     while state.step < parts.num_steps and not state.stage_done:
         timer = StepTimer(parts.activity)

@@ -21,13 +21,13 @@ from mmrl.training.async_rollouts import AsyncRollouts
 from mmrl.training.build import RunComponents
 from mmrl.training.health import HealthMonitor
 from mmrl.training.media_recheck import find_changed_media
-from mmrl.training.rl import RlParts, run_rl_stage
+from mmrl.training.rl import RlParts, train_rl
 from mmrl.training.run_checkpoints import OptimizerState
 from mmrl.training.stage import StageServices, build_callbacks, build_learner, build_optimizer, open_stage
 from mmrl.types import TrainingState
 
 
-def train_rl_stage(stage: RlStage, services: StageServices, state: TrainingState) -> None:
+def run_rl_stage(stage: RlStage, services: StageServices, state: TrainingState) -> None:
     """Train an RL stage to its end."""
     run = services.run
     health = HealthMonitor(stage.health, run.console.warn, services.logger.log_event)
@@ -42,7 +42,7 @@ def train_rl_stage(stage: RlStage, services: StageServices, state: TrainingState
         parts = build_parts(
             stage, services, state, source=source, optimizer=optimizer, reference=reference, health=health
         )
-        run_rl_stage(parts, state)
+        train_rl(parts, state)
         run.console.info(health.summary())
     if run.config.is_selected_from(stage.name):
         table_path = run.run_dir.outputs / f"{stage.name}.jsonl"

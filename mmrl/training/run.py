@@ -26,11 +26,11 @@ from mmrl.training.callbacks import BenchmarkRunner, Callback, make_callbacks
 from mmrl.training.functions import Functions, load_functions
 from mmrl.training.held_out import HeldOutEvaluation, first_compared_stage
 from mmrl.training.preflight import FINISHED_MESSAGE, effective_config
-from mmrl.training.rl_stage import train_rl_stage
+from mmrl.training.rl_stage import run_rl_stage
 from mmrl.training.run_checkpoints import RunCheckpoints
 from mmrl.training.sample_stage import run_sample_stage
 from mmrl.training.select_stage import run_select_stage
-from mmrl.training.sft_stage import train_sft_stage
+from mmrl.training.sft_stage import run_sft_stage
 from mmrl.training.stage import StageServices
 from mmrl.training.stop_signal import StopSignal
 from mmrl.types import RunInterrupted, TrainingState
@@ -136,9 +136,9 @@ def run_stage(
     """Run a stage from `state` to its end."""
     match stage:
         case SftStage():
-            train_sft_stage(stage, services, state)
+            run_sft_stage(stage, services, state)
         case RlStage():
-            train_rl_stage(stage, services, state)
+            run_rl_stage(stage, services, state)
         case SampleStage():
             run_sample_stage(stage, services.run, services.logger, state, services.stop_requested)
         case SelectStage():

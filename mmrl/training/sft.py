@@ -40,7 +40,7 @@ class SftParts:
     activity: Activity = field(default_factory=Activity)  # shows on the console what a step is doing
 
 
-def run_sft_stage(stage: SftStage, parts: SftParts, state: TrainingState) -> None:
+def train_sft(stage: SftStage, parts: SftParts, state: TrainingState) -> None:
     """Train a supervised stage from `state.step` to its end.
 
     Raises:

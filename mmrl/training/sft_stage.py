@@ -6,13 +6,13 @@ from mmrl.config.schema import EnvironmentConfig, SftStage, ToolsConfig
 from mmrl.protocols import DemonstrationCompleter
 from mmrl.rollout.tools.executor import DemonstrationTools
 from mmrl.training.build import RunComponents
-from mmrl.training.sft import SftParts, run_sft_stage
+from mmrl.training.sft import SftParts, train_sft
 from mmrl.training.stage import StageServices, build_callbacks, build_learner, build_optimizer, open_stage
 from mmrl.types import TrainingState
 from mmrl.utils.seeds import derive_seed
 
 
-def train_sft_stage(stage: SftStage, services: StageServices, state: TrainingState) -> None:
+def run_sft_stage(stage: SftStage, services: StageServices, state: TrainingState) -> None:
     """Train a supervised stage to its end."""
     run = services.run
     with open_stage(stage, services, state) as source:
@@ -33,7 +33,7 @@ def train_sft_stage(stage: SftStage, services: StageServices, state: TrainingSta
             completer=build_completer(stage, run),
             activity=run.console.activity,
         )
-        run_sft_stage(stage, parts, state)
+        train_sft(stage, parts, state)
 
 
 def build_completer(stage: SftStage, run: RunComponents) -> DemonstrationCompleter | None:

@@ -48,13 +48,13 @@ from mmrl.types.rollout import Contribution as Contribution
 from mmrl.types.rollout import Dropped as Dropped
 from mmrl.types.rollout import EvalRewards as EvalRewards
 from mmrl.types.rollout import ExpertRoutes as ExpertRoutes
+from mmrl.types.rollout import Failure as Failure
+from mmrl.types.rollout import FailureKind as FailureKind
 from mmrl.types.rollout import FinishReason as FinishReason
 from mmrl.types.rollout import Group as Group
 from mmrl.types.rollout import MediaObservation as MediaObservation
 from mmrl.types.rollout import Prompt as Prompt
 from mmrl.types.rollout import Response as Response
-from mmrl.types.rollout import RewardErrorKind as RewardErrorKind
-from mmrl.types.rollout import RewardFailure as RewardFailure
 from mmrl.types.rollout import RewardValue as RewardValue
 from mmrl.types.rollout import Rollout as Rollout
 from mmrl.types.rollout import RolloutBatch as RolloutBatch

@@ -173,7 +173,7 @@ class Rollout:
     first_is_correct: bool | None = None  # its verdict on the first response; None for a first response
     prompt_routes: ExpertRoutes | None = None  # experts that the prompt's tokens went to; None if not recorded
     turns: tuple[Turn, ...] = ()  # actions taken in an environment, in order; empty without one
-    failure: RewardFailure | None = None  # set by the rollout step that failed; such a rollout is never scored
+    failure: Failure | None = None  # set by the rollout step that failed; such a rollout is never scored
 
     @property
     def num_tokens(self) -> int:
@@ -222,7 +222,7 @@ class RewardValue(NamedTuple):
     reason: str  # one line for a person who reads the rollout
 
 
-class RewardErrorKind(StrEnum):
+class FailureKind(StrEnum):
     """Kind of failure of a reward or environment. It ends the metrics `reward/<term>/<kind>` and `<step>/<kind>`."""
 
     UNSCORABLE = "unscorable"  # it raised Unscorable
@@ -232,10 +232,10 @@ class RewardErrorKind(StrEnum):
     ERROR = "errors"  # it raised something else, or returned no number in its range
 
 
-class RewardFailure(NamedTuple):
+class Failure(NamedTuple):
     """Why a response has no value of a reward, or none at all because a rollout step failed."""
 
-    error_kind: RewardErrorKind  # decides the metric that counts it
+    kind: FailureKind  # decides the metric that counts it
     reason: str  # one line for a person who reads the rollout
     step: str = ""  # name of the rollout step that failed; empty if a reward failed
     counts_low_end: bool = False  # the reward's low end counts if no fallback applies, whatever policy the config has
@@ -256,7 +256,7 @@ class Score:
 
     terms: Mapping[str, RewardValue]  # result of each reward term, by name, before weights and transforms
     total: float  # of the terms, by their weights and `rewards.combine`; what advantages compare, unless per term
-    failures: Mapping[str, RewardFailure] = field(default_factory=dict)  # terms that gave no value; a fallback counts
+    failures: Mapping[str, Failure] = field(default_factory=dict)  # terms that gave no value; a fallback counts
     contributions: Mapping[str, Contribution] = field(default_factory=dict)  # of each of `terms`, for display
     decided_by: Mapping[str, str] = field(default_factory=dict)  # term without a value → fallback that gave one
     by_turn: tuple[float, ...] = ()  # addends of `total`, one for each turn in an environment; empty without turns
@@ -271,7 +271,7 @@ class Dropped(NamedTuple):
     """A rollout that was left out of its group because it could not be scored."""
 
     rollout: Rollout  # the rollout, as it was generated
-    failures: Mapping[str, RewardFailure]  # terms at fault, by name; empty if a sibling's failure dropped the group
+    failures: Mapping[str, Failure]  # terms at fault, by name; empty if a sibling's failure dropped the group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

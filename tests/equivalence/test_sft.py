@@ -145,7 +145,7 @@ def watched(samples, share, salt):
         seed=salt,
         ranks=SingleProcess(),
     )
-    sft.run_sft_stage(stage, parts, sft.TrainingState())
+    sft.train_sft(stage, parts, sft.TrainingState())
     return watcher.thought
 
 

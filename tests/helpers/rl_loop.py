@@ -160,7 +160,7 @@ class ImmediateExecutor:
         return done
 
 
-def train_rl(run, state, *, steps=3, prompts_per_round=2, **parts):
+def train_with_fakes(run, state, *, steps=3, prompts_per_round=2, **parts):
     """Train an RL stage with the fakes of `run`, except for `parts`."""
     rl_parts = run.rl_parts(num_steps=steps, prompts_per_round=prompts_per_round, **parts)
-    rl.run_rl_stage(rl_parts, state)
+    rl.train_rl(rl_parts, state)

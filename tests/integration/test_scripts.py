@@ -41,7 +41,7 @@ def test_a_step_without_an_environment_calls_none_of_their_functions(tmp_path):
     run = run_forked(TOOLS / "dev" / "trace_step.py", "--list", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     called = re.findall(r"^  (mmrl/\S+\.py: \S+)$", run.stdout, re.MULTILINE)
-    assert "mmrl/training/rl.py: run_rl_stage" in called
+    assert "mmrl/training/rl.py: train_rl" in called
     assert [name for name in called if re.search("environment|episodes|algo/credit|divide_by_turn", name)] == []
 
 

@@ -39,7 +39,7 @@ def stop(*_):
     print(json.dumps({"cpu_s": sum(used.values()), "peak_mb": peak_kb / 1024}), file=sys.stderr)
     raise KeyboardInterrupt
 
-run.train_sft_stage = run.train_rl_stage = stop
+run.run_sft_stage = run.run_rl_stage = stop
 sys.exit(main(sys.argv[1:]))
 """
 CONFIG = """

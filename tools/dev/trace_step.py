@@ -5,7 +5,7 @@
     python tools/dev/trace_step.py --list     # every function, by module
 
 The quickstart runs two steps of each stage on few samples, with a KL penalty, so that a reference is in the step too.
-Calls are counted while `training.rl.run_rl_stage` runs, in this process.
+Calls are counted while `training.rl.train_rl` runs, in this process.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ def run_quickstart(tracer: CallTracer) -> None:
     """Run the quickstart in this process, traced inside its RL stage."""
     import mmrl.training.rl_stage as rl_stage_module
     from mmrl.cli import main
-    from mmrl.training.rl import run_rl_stage
+    from mmrl.training.rl import train_rl
 
     def traced(*arguments: Any, **keywords: Any) -> object:
         sys.setprofile(tracer.trace)
         try:
-            return run_rl_stage(*arguments, **keywords)
+            return train_rl(*arguments, **keywords)
         finally:
             sys.setprofile(None)
 
-    rl_stage_module.run_rl_stage = traced
+    rl_stage_module.train_rl = traced
     sizes = [f"data.{part}.{index}.args.size={size}" for part, size in SIZES.items() for index in range(3)]
     with tempfile.TemporaryDirectory() as folder:
         run_dir = str(Path(folder) / "run")

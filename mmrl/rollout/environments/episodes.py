@@ -20,10 +20,10 @@ from mmrl.rollout.tools.workers import explain_start_error
 from mmrl.types import (
     Action,
     Environment,
+    Failure,
+    FailureKind,
     MediaOpener,
     Observation,
-    RewardErrorKind,
-    RewardFailure,
     Sample,
     StepResult,
     Unscorable,
@@ -91,7 +91,7 @@ class EpisodeReply(NamedTuple):
 
 
 _Request = EpisodeRequest | CloseEpisode | TryToMake
-_Outcome = EpisodeReply | RewardFailure | None  # what `_Episodes` returns, or the failure of its process
+_Outcome = EpisodeReply | Failure | None  # what `_Episodes` returns, or the failure of its process
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class EpisodeWorkers:
             pool.close()
         self._pools.clear()
 
-    def play(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeReply | RewardFailure]:
+    def play(self, requests: Sequence[EpisodeRequest]) -> list[EpisodeReply | Failure]:
         """Take an action in each of several episodes; return the results or failures in order.
 
         Raises UserError if the environment cannot be made, and KeyboardInterrupt if it hangs while the run has to stop.
@@ -122,7 +122,7 @@ class EpisodeWorkers:
         replays = [requests[index]._replace(has_replay_time=True) for index in lost]
         for index, outcome in zip(lost, self._call(replays), strict=True):
             outcomes[index] = outcome
-        return cast(list[EpisodeReply | RewardFailure], outcomes)  # with time to replay, no outcome is None
+        return cast(list[EpisodeReply | Failure], outcomes)  # with time to replay, no outcome is None
 
     def close_episodes(self, keys: Iterable[int]) -> None:
         """Close the environments of these episodes if they are still open."""
@@ -163,10 +163,10 @@ class EpisodeWorkers:
         except WorkerStartError as error:
             raise explain_start_error(error, "the environment's file") from error
         except WorkerTimeoutError as error:
-            return RewardFailure(RewardErrorKind.TIMEOUT, f"the environment {error}")
+            return Failure(FailureKind.TIMEOUT, f"the environment {error}")
         except WorkerError as error:
-            kind = RewardErrorKind.LIMIT if isinstance(error, WorkerLimitError) else RewardErrorKind.CRASH
-            return RewardFailure(kind, f"the process of the environment {error}")
+            kind = FailureKind.LIMIT if isinstance(error, WorkerLimitError) else FailureKind.CRASH
+            return Failure(kind, f"the process of the environment {error}")
 
 
 def _load_episodes(
@@ -236,9 +236,9 @@ class _Episodes:
             with use_media_opener(self.media_opener):
                 return self._act(request)
         except Unscorable as error:
-            failure = RewardFailure(RewardErrorKind.UNSCORABLE, str(error))
+            failure = Failure(FailureKind.UNSCORABLE, str(error))
         except (Exception, SystemExit) as error:  # noqa: BLE001
-            failure = RewardFailure(RewardErrorKind.ERROR, describe_error(error))
+            failure = Failure(FailureKind.ERROR, describe_error(error))
         self._close(request.key)
         return failure
 

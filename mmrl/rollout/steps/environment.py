@@ -29,12 +29,12 @@ from mmrl.types import (
     Action,
     AnswerType,
     Author,
+    Failure,
+    FailureKind,
     ImageRef,
     MediaError,
     MediaRef,
     Observation,
-    RewardErrorKind,
-    RewardFailure,
     Rollout,
     RolloutBatch,
     Segment,
@@ -61,7 +61,7 @@ class _Episode:
     digests: list[str] = field(default_factory=list)  # of the observation after each action of the environment's turns
     is_over: bool = False
 
-    def end(self, *, truncated: bool = False, failure: RewardFailure | None = None) -> None:
+    def end(self, *, truncated: bool = False, failure: Failure | None = None) -> None:
         """End the episode; `truncated` marks its last turn as the one where a limit ended it."""
         self.is_over = True
         turns = self.rollout.turns
@@ -127,14 +127,14 @@ class EnvironmentStep:
         return played, count_episodes(self.options.name, played, counts)
 
     def _take_turn(
-        self, episode: _Episode, request: EpisodeRequest, outcome: EpisodeReply | RewardFailure, *, is_last: bool
+        self, episode: _Episode, request: EpisodeRequest, outcome: EpisodeReply | Failure, *, is_last: bool
     ) -> Counter[str]:
         """Add the outcome of an action to its episode, and show the observation unless the episode is over.
 
         Returns counts. Raises UserError if the environment failed and `on_error` is `stop`.
         """
         counts: Counter[str] = Counter()
-        failure = outcome if isinstance(outcome, RewardFailure) else None
+        failure = outcome if isinstance(outcome, Failure) else None
         if isinstance(outcome, EpisodeReply):
             result = self._record(episode, request, outcome)
             if is_last and not episode.is_over:
@@ -143,7 +143,7 @@ class EnvironmentStep:
                 failure = self._show(episode, result.observation)
             counts.update(replayed=outcome.replayed, invalid=not episode.rollout.turns[-1].valid)
         if failure is not None:
-            counts[failure.error_kind] += 1
+            counts[failure.kind] += 1
             reason = f"action {len(request.past) + 1}: {failure.reason}"
             if self.options.on_error == "stop":
                 raise UserError(f"step {self.options.name}: sample {request.sample.id}, {reason}")
@@ -215,7 +215,7 @@ class EnvironmentStep:
             token_ids = (*self.processor.tokenize(action), self.processor.tokenizer.eos_token_id)
         return Segment(token_ids=token_ids, logprobs=(0.0,) * len(token_ids), author=Author.DEMONSTRATION)
 
-    def _show(self, episode: _Episode, observation: Observation) -> RewardFailure | None:
+    def _show(self, episode: _Episode, observation: Observation) -> Failure | None:
         """Append an observation, or end the episode if it does not fit; return the failure if a medium is unusable."""
         options, processor, rollout = self.options, self.processor, episode.rollout
         text, shown = observation.text, []
@@ -231,7 +231,7 @@ class EnvironmentStep:
             episode.rollout = rollout = replace(rollout, turns=turns)
             text = f"This cannot be shown: {error}."
         except MediaError as error:
-            return RewardFailure(RewardErrorKind.ERROR, f"its observation: {error}")
+            return Failure(FailureKind.ERROR, f"its observation: {error}")
         prefix = processor.tokenize(options.brackets[0], parse_special=True)
         eos = int(processor.tokenizer.eos_token_id)
         if options.action != "call" and rollout.segments[-1].token_ids[-1] != eos:
@@ -299,7 +299,7 @@ def make_environment_step(
 
 def count_episodes(name: str, rollouts: Sequence[Rollout], counts: Mapping[str, int]) -> dict[str, float]:
     """Return the metrics of a step of this name: sums over its episodes, and the `counts` of its actions."""
-    names = ("turns", "invalid", "replayed", "terminated", "truncated", "reward", "media_shown", *RewardErrorKind)
+    names = ("turns", "invalid", "replayed", "terminated", "truncated", "reward", "media_shown", *FailureKind)
     sums: dict[str, float] = {**dict.fromkeys(map(str, names), 0.0), **counts, "episodes": len(rollouts)}
     for rollout in rollouts:
         sums["reward"] += sum(turn.reward for turn in rollout.turns)

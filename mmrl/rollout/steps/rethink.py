@@ -150,7 +150,7 @@ class ForcedRethink:
 
         Only text after the last tool result or trigger is searched: an answer before it does not count.
         """
-        start = len(self.context.processor.first_response_text(first_response) or "")
+        start = len(self.context.processor.text_before_continuation(first_response) or "")
         answer_offset = self.context.processor.response_format.find_last_answer(first_response.text[start:])
         if answer_offset is None:
             return first_response.num_tokens

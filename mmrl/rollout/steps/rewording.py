@@ -10,7 +10,7 @@ from mmrl.algo.group_rewards import TYPES_WITHOUT_EQUALITY, find_majority
 from mmrl.config import Config
 from mmrl.config.schema import CustomStepConfig, RlStage, SampleStage, matches_conditions
 from mmrl.rollout.steps.base import RolloutContext, with_metrics
-from mmrl.types import Prompt, RewardErrorKind, RewardFailure, RolloutBatch, Sample, UserError
+from mmrl.types import Failure, FailureKind, Prompt, RolloutBatch, Sample, UserError
 
 _COLUMN: Final = "reworded"
 
@@ -35,7 +35,7 @@ class MajorityTargets:
             majority = find_majority(others)
             if majority is None:
                 missing += 1
-                failure = RewardFailure(RewardErrorKind.UNSCORABLE, "the other wording has no majority answer")
+                failure = Failure(FailureKind.UNSCORABLE, "the other wording has no majority answer")
                 groups.append(tuple(replace(rollout, failure=failure) for rollout in group))
                 continue
             sample = group[0].prompt.sample

@@ -14,7 +14,7 @@ from itertools import chain
 
 from mmrl.answer.tool_calls import find_final_call
 from mmrl.rollout.steps.base import Place, RolloutContext, with_metrics, with_rollouts
-from mmrl.rollout.tools.executor import CALL_METRICS, FAILURE_KINDS, ToolExecutor, count_calls
+from mmrl.rollout.tools.executor import CALL_METRICS, TOOL_FAILURE_KINDS, ToolExecutor, count_calls
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, UserError
 
 
@@ -44,7 +44,7 @@ class ToolStep:
                 break
             messages = self.executor.execute_calls(list(calling.values()))
             for message in messages:
-                if message.kind in FAILURE_KINDS and options.on_error == "stop":
+                if message.kind in TOOL_FAILURE_KINDS and options.on_error == "stop":
                     raise UserError(f"step {options.name}: a tool failed: {message.text}")
             counts.update(count_calls(messages))
             answered = list(map(self.executor.append_message, calling.values(), messages))

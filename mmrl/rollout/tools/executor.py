@@ -26,7 +26,7 @@ from mmrl.types import Action, AnswerType, Author, MediaRangeError, MediaRef, Me
 
 # Counts of calls: all; then by outcome; then images and videos shown.
 CALL_METRICS: Final = ("calls", "results", "refused", "invalid", "errors", "timeouts", "limits", "media_shown")
-FAILURE_KINDS: Final = ("errors", "timeouts", "limits")  # outcomes that are the tool's own fault, not the call's
+TOOL_FAILURE_KINDS: Final = ("errors", "timeouts", "limits")  # outcomes that are the tool's own fault, not the call's
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class DemonstrationTools:
                 )
         messages = self.executor.execute_calls(rollouts)
         for rollout, message in zip(rollouts, messages, strict=True):
-            if message.kind in FAILURE_KINDS:
+            if message.kind in TOOL_FAILURE_KINDS:
                 raise UserError(f"sample {rollout.prompt.sample.id}: call {turn} of its response: {message.text}")
         return messages
 

@@ -178,7 +178,7 @@ class Run:
             callbacks=[self],
             ranks=ranks,
         )
-        rl.run_rl_stage(rl_parts, self.state)
+        rl.train_rl(rl_parts, self.state)
         return self
 
 

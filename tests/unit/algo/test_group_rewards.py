@@ -170,7 +170,7 @@ def test_advantages_over_the_greedy_response_are_those_of_remax(totals, greedy):
 def test_a_greedy_response_that_is_missing_or_has_no_score_is_not_a_zero():
     with pytest.raises(types.UserError, match="sample 's': add {kind: greedy} to rollout_steps"):
         greedy_baseline(group([1], [1]))
-    failure = types.RewardFailure(types.RewardErrorKind.UNSCORABLE, "no reply")
+    failure = types.Failure(types.FailureKind.UNSCORABLE, "no reply")
     failed = replace(make_score(acc=0.0), failures={"acc": failure})
     with pytest.raises(types.Unscorable, match="greedy response: acc: no reply"):
         greedy_baseline(with_greedy((1.0,), failed))
@@ -181,7 +181,7 @@ def test_a_greedy_response_that_is_missing_or_has_no_score_is_not_a_zero():
     settings = [f"rewards.group_rewards=[{line}]", steps, "stages.1.advantage.baseline=none"]
     (term,) = build_group_rewards(load_config(QUICKSTART, settings).config, QUICKSTART.parent)
     after = apply_group_rewards(with_greedy((1.0, 0.0), failed), 0, group_rewards=[term])
-    assert [skip.failures["greedy_baseline"].error_kind for skip in after.dropped] == ["unscorable"] * 2
+    assert [skip.failures["greedy_baseline"].kind for skip in after.dropped] == ["unscorable"] * 2
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ def apply_custom_reward(folder, outcome, *others, **rewards):
 def test_a_group_is_dropped_if_its_reward_hangs_exits_or_takes_too_much(tmp_path, outcome, kind):
     after = apply_custom_reward(tmp_path, outcome, bound())
     assert (after.rollouts, after.scores) == ((), ())
-    assert [skip.failures["mine"].error_kind for skip in after.dropped] == [kind, kind]
+    assert [skip.failures["mine"].kind for skip in after.dropped] == [kind, kind]
 
 
 LOOKING = """
@@ -498,7 +498,7 @@ def test_a_group_reward_may_look(tmp_path, place, capsys):
             after = apply_group_rewards(seen, 0, group_rewards=[term])
         assert after.totals == pytest.approx(totals)
     # A picture that cannot be opened is an abstention, and counted.
-    assert [skip.failures["redness"].error_kind for skip in after.dropped] == ["unscorable"] * 2
+    assert [skip.failures["redness"].kind for skip in after.dropped] == ["unscorable"] * 2
     assert main(["reward", "lint", f"{tmp_path}/look.py:redness"]) == 2
     assert "name it in `rewards.group_rewards`" in capsys.readouterr().err
 
@@ -506,7 +506,7 @@ def test_a_group_reward_may_look(tmp_path, place, capsys):
 def test_a_group_without_values_can_count_0_or_end_the_run(tmp_path):
     after = apply_custom_reward(tmp_path, "exit", on_missing_score="fallback")
     assert after.totals == (1.0, 0.0)
-    assert [score.failures["mine"].error_kind for score in after.scores] == ["crashes", "crashes"]
+    assert [score.failures["mine"].kind for score in after.scores] == ["crashes", "crashes"]
     with pytest.raises(types.UserError, match="group reward 'mine' on sample 's': its process died"):
         apply_custom_reward(tmp_path, "exit", on_missing_score="stop")
 

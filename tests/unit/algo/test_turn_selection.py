@@ -15,7 +15,7 @@ from mmrl.algo.replay import ReplaySettings
 from mmrl.checkpoint.json_codec import dumps, loads
 from mmrl.config.schema import AdvantageConfig, ReplayConfig
 from mmrl.log.rollout_records import list_step_records
-from mmrl.types import Author, RewardErrorKind, RewardFailure, Score, Segment, TrainingState, Turn
+from mmrl.types import Author, Failure, FailureKind, Score, Segment, TrainingState, Turn
 from mmrl_rewards import environment
 
 SHOWN = Segment(token_ids=(7,), logprobs=(0.0,), author=Author.ENVIRONMENT)
@@ -87,7 +87,7 @@ def test_a_dropped_sibling_is_compared_with_nobody(credit):
     """The others have the advantages that they would have if it had never been sampled."""
     prompt, rows = make_prompt(make_sample(id="d")), [(0.0, 0.5), (0.25, 0.0), (0.125, 0.25, 0.5)]
     siblings = [play(prompt, index, row) for index, row in enumerate(rows)]
-    failure = RewardFailure(RewardErrorKind.CRASH, "the process ended")
+    failure = Failure(FailureKind.CRASH, "the process ended")
     failed = replace(play(prompt, 3, (1.0,)), failure=failure)
     judge = make_scorer(term(environment.total))
     (whole, rest) = judge.score_groups([[siblings[0], failed, *siblings[1:]], siblings], step=0)
@@ -101,7 +101,7 @@ def test_a_dropped_sibling_is_compared_with_nobody(credit):
 
 def test_failed_episode_is_evaluated_with_a_reward_for_each_turn():
     prompt = make_prompt(make_sample(id="e"))
-    failed = replace(play(prompt, 0, (1.0, 1.0)), failure=RewardFailure(RewardErrorKind.TIMEOUT, "no answer"))
+    failed = replace(play(prompt, 0, (1.0, 1.0)), failure=Failure(FailureKind.TIMEOUT, "no answer"))
     (score,) = make_scorer(term(environment.total, fallback=0.25)).score_eval([failed])
     assert score.by_turn == (0.0, score.total) and score.total == 0.25
 

@@ -42,7 +42,7 @@ def test_turns_and_failure_of_an_episode_are_kept(tmp_path):
         types.Turn(action=call, reward=1.0, info={"success": 1.0}),
         types.Turn(),
     )
-    failure = types.RewardFailure(types.RewardErrorKind.TIMEOUT, "action 2: too late")
+    failure = types.Failure(types.FailureKind.TIMEOUT, "action 2: too late")
     predictions = [replace(make_prediction(0), turns=turns), replace(make_prediction(1), failure=failure)]
     append_predictions(tmp_path / "predictions.jsonl", predictions)
     assert read_complete_predictions(tmp_path / "predictions.jsonl", [2]) == predictions

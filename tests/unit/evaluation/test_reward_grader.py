@@ -52,7 +52,7 @@ def grade(tiny, tmp_path):
     """Grades a rollout by terms, from a file."""
 
     def grade(rollout: Rollout, *terms):
-        first_response = tiny.processor.first_response_text(rollout)
+        first_response = tiny.processor.text_before_continuation(rollout)
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
         append_predictions(path, [make_prediction(rollout.prompt.sample.id, rollout, first_response)])
         sample = rollout.prompt.sample

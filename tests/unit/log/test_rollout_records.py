@@ -78,7 +78,7 @@ def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
             "slow": types.RewardValue(0.0, "fallback: took more than 1 s"),
         },
         total=1.0,
-        failures={"slow": types.RewardFailure(types.RewardErrorKind.TIMEOUT, "took more than 1 s")},
+        failures={"slow": types.Failure(types.FailureKind.TIMEOUT, "took more than 1 s")},
         contributions={
             "iou": types.Contribution(0.25, 4.0, True, 1.0),
             "slow": types.Contribution(0.0, 1.0, False, 0.0),
@@ -124,7 +124,7 @@ def test_line_has_all_that_a_picture_of_a_rollout_needs(tmp_path):
 def test_dropped_rollout_has_the_reason_and_no_score(tmp_path):
     group = make_pair()
     kept, dropped = group.rollouts
-    failures = {"exact": types.RewardFailure(types.RewardErrorKind.TIMEOUT, "took more than 1 s")}
+    failures = {"exact": types.Failure(types.FailureKind.TIMEOUT, "took more than 1 s")}
     group = replace(group, rollouts=(kept,), scores=group.scores[:1], dropped=(types.Dropped(dropped, failures),))
     first, second = record(tmp_path, select([group], [(float("nan"),)]))
     assert first["total"] == 1.0 and first["advantage"] is None

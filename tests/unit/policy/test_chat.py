@@ -70,7 +70,7 @@ def test_tokens_of_a_response_follow_the_opened_thought_and_its_text_includes_it
     ids = processor.tokenize(" wait <answer>3</answer>")
     forced = Segment(token_ids=ids, logprobs=(0.0,) * len(ids), author=Author.FORCED)
     continued = processor.parse_rollout(replace(demonstration, segments=(first, forced)))
-    assert processor.first_response_text(continued) == "<think>\ntwo</think><answer>2</answer>"
+    assert processor.text_before_continuation(continued) == "<think>\ntwo</think><answer>2</answer>"
     assert continued.text.startswith("<think>\ntwo</think>")
     assert continued.answer.thinking == "\ntwo" and not continued.answer.problems
 

@@ -132,9 +132,7 @@ def test_a_picture_that_changed_since_is_a_counted_abstention(box_sample, make_s
     Image.fromarray(picture(5, 100, 100)).save(box_sample.images[0].path)
     (group,) = scorer.score_groups([[rollout("<answer>[10, 10, 30, 26]</answer>", box_sample)]], step=0)
     failure = group.dropped[0].failures["look:likeness"]
-    assert (
-        failure.error_kind is types.RewardErrorKind.UNSCORABLE and "changed since it was referenced" in failure.reason
-    )
+    assert failure.kind is types.FailureKind.UNSCORABLE and "changed since it was referenced" in failure.reason
     with pytest.raises(RewardError, match="changed since it was referenced"):
         check_samples(scorer, [box_sample], GRAMMAR)
 

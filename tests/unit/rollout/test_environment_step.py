@@ -126,7 +126,7 @@ def test_failure_is_counted_and_costs_one_rollout(play, tiny, fault):
     limits = {"worker_limits": {"processes": 8, "memory_mib": 1024}, "timeout_s": 2.0 if fault == "hang" else 30.0}
     batch = play("go", "stop", args={"fault": fault}, **limits)
     ((failed, fine),) = batch.groups
-    assert failed.failure.error_kind == kind and reason in failed.failure.reason, failed.failure
+    assert failed.failure.kind == kind and reason in failed.failure.reason, failed.failure
     assert failed.failure.reason.startswith("action 2: ")
     assert fine.failure is None and fine.turns[0].terminated
     assert batch.metrics[f"environment/{kind}"] == 1.0
@@ -150,7 +150,7 @@ def test_episodes_of_a_killed_process_are_played_again(play, tiny):
     """A process that hangs loses the episodes of others, which continue as if nothing had happened."""
     batch = responses(tiny, "go", "hang", "go on")
     ((first, hung, last),) = (disturbed := play(batch=batch, workers=1, timeout_s=2.0)).groups
-    assert hung.failure.error_kind is types.RewardErrorKind.TIMEOUT
+    assert hung.failure.kind is types.FailureKind.TIMEOUT
     assert disturbed.metrics["environment/replayed"] >= 1.0
     calm = play(batch=types.RolloutBatch(groups=((batch.groups[0][0], batch.groups[0][2]),))).groups[0]
     assert (first.turns, last.turns) == (calm[0].turns, calm[1].turns)
@@ -165,7 +165,7 @@ def test_lost_episode_has_time_to_repeat_its_actions(fault):
         (first,) = workers.play([empty])
         second = empty._replace(past=("slow",), digests=(first.digest,))
         reply, lost = workers.play([second, empty._replace(key=1, action=fault)])
-        assert isinstance(lost, types.RewardFailure)
+        assert isinstance(lost, types.Failure)
         third = second._replace(past=("slow", "slow"), digests=(first.digest, reply.digest), action="go")
         (last,) = workers.play([third])
         assert isinstance(last, EpisodeReply) and last.replayed, last
@@ -193,7 +193,7 @@ def test_first_observation_must_be_that_of_the_question(play, tiny):
     assert "something else than the question" in ask("0" * 64).failure.reason
     unasked = play("go", args={"first": "Begin."}).groups[0][0]
     assert "something that the question does not" in unasked.failure.reason
-    assert unasked.failure.error_kind is types.RewardErrorKind.ERROR
+    assert unasked.failure.kind is types.FailureKind.ERROR
 
 
 def test_limits_of_media_and_tokens_end_an_episode(play):

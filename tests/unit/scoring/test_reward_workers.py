@@ -20,7 +20,7 @@ from waiting import alive, wait_for
 
 from mmrl.config.schema import ScoringConfig, WorkerLimitsConfig
 from mmrl.scoring import BoundTerm, RewardError, RewardFunctionScorer, RewardProcessError, registry
-from mmrl.types import AnswerType, RewardErrorKind, UserError
+from mmrl.types import AnswerType, FailureKind, UserError
 from mmrl.utils.processes import list_tree
 from mmrl.utils.worker_pool import STOP_REQUESTED
 
@@ -157,7 +157,7 @@ def test_a_call_that_hangs_or_dies_costs_itself_alone(make_scorer):
     texts = ["a", "hang", "b", "exit", "c", "spin", "d", "crash", *"efghijkl"]
     (group,) = scorer.score_groups(groups_of(texts, size=len(texts)), step=0)
     found = {dropped.rollout.text: dropped.failures["moody"] for dropped in group.dropped}
-    kinds = {text: failure.error_kind for text, failure in found.items()}
+    kinds = {text: failure.kind for text, failure in found.items()}
     assert kinds == {"hang": "timeouts", "spin": "timeouts", "exit": "crashes", "crash": "crashes"}
     assert found["hang"].reason == "took more than 2 s"
     assert [r.text for r in group.rollouts] == [text for text in texts if len(text) == 1]
@@ -169,7 +169,7 @@ def test_a_call_beyond_a_limit_costs_itself_alone_and_leaves_nothing_behind(make
     scorer = make_scorer("moody", timeout_s=60.0, worker_limits=limits)
     (group,) = scorer.score_groups(groups_of(["a", "eat", "b", "multiply", "c"], size=5), step=0)
     found = {dropped.rollout.text: dropped.failures["moody"] for dropped in group.dropped}
-    assert {failure.error_kind for failure in found.values()} == {RewardErrorKind.LIMIT}
+    assert {failure.kind for failure in found.values()} == {FailureKind.LIMIT}
     assert {text: failure.reason for text, failure in found.items()} == {
         "eat": "was stopped: its process held more than 512 MiB of memory (worker_limits.memory_mib)",
         "multiply": "was stopped: its process had more than 20 processes (worker_limits.processes)",
@@ -263,7 +263,7 @@ def test_an_answer_that_makes_a_verifier_hang_costs_its_deadline():
         answers = ('"aaa"', f'"{"a" * 60}b"', '"aaa"')
         (group,) = scorer.score_groups([[rollout(f"<answer>{answer}</answer>", sample) for answer in answers]], step=0)
     assert group.totals == (1.0, 1.0)
-    assert [dropped.failures["v"].error_kind for dropped in group.dropped] == [RewardErrorKind.TIMEOUT]
+    assert [dropped.failures["v"].kind for dropped in group.dropped] == [FailureKind.TIMEOUT]
 
 
 def test_workers_are_other_processes_without_torch_and_with_one_thread_each(make_scorer):

@@ -148,10 +148,10 @@ def test_skip_drops_the_rollouts_whose_reward_failed():
     )
     assert group.rollouts == (RIGHT,)
     assert group.totals == (2.0,)
-    assert group.dropped[1] == (silent, {"picky": types.RewardFailure(types.RewardErrorKind.UNSCORABLE, "no answer")})
+    assert group.dropped[1] == (silent, {"picky": types.Failure(types.FailureKind.UNSCORABLE, "no answer")})
     assert group.dropped[0].rollout is WRONG
     failure = group.dropped[0].failures["picky"]
-    assert failure.error_kind is types.RewardErrorKind.ERROR
+    assert failure.kind is types.FailureKind.ERROR
     assert failure.reason.startswith("raised ZeroDivisionError: float division by zero (test_scorer.py:")
     assert group.all_rollouts == (RIGHT, WRONG, silent)
 
@@ -172,7 +172,7 @@ def test_fallback_counts_the_fallback_of_the_term_and_records_the_failure(option
     score = scored(make_scorer(term(broken, weight=2.0, **options), on_missing_score="fallback"), RIGHT)
     assert score.terms == {"odd": types.RewardValue(value, "fallback: no verdict")}
     assert score.total == 2.0 * value
-    assert score.failures == {"odd": types.RewardFailure(types.RewardErrorKind.UNSCORABLE, "no verdict")}
+    assert score.failures == {"odd": types.Failure(types.FailureKind.UNSCORABLE, "no verdict")}
 
 
 def test_errors_and_unscorable_samples_have_separate_policies():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from factories import make_group, make_prompt, make_rollout, make_score
 from fake_ranks import FakeRanks
-from rl_loop import FakePipeline, FakeRun, ImmediateExecutor, numbered_sample, train_rl
+from rl_loop import FakePipeline, FakeRun, ImmediateExecutor, numbered_sample, train_with_fakes
 from samplers import hf_sampler, make_context
 from selection import select_all
 
@@ -95,7 +95,7 @@ def with_version(rollout, version):
 def test_next_step_is_started_before_the_update_and_waited_for_after_it():
     """The first step is generated as without async rollouts, and the last one starts none."""
     run, state = FakeRun(), TrainingState(version=6)
-    train_rl(run, state, steps=2, async_rollouts=RecordingAsyncRollouts(run.calls))
+    train_with_fakes(run, state, steps=2, async_rollouts=RecordingAsyncRollouts(run.calls))
     update = ["sleep", "learn", "update reference"]
     end = ["sync", "record rollouts", "log", "callback"]
     first = ["take", "rollout", "score", "take", "start", *update, "wait", *end]
@@ -112,7 +112,7 @@ def test_step_after_a_restart_learns_from_the_next_batch_of_the_state():
     state = loads(dumps(TrainingState(step=2, data_position=6, next_batch=next_batch)), TrainingState)
     assert state.next_batch == next_batch
     run = FakeRun()
-    train_rl(run, state, steps=3, async_rollouts=RecordingAsyncRollouts(run.calls))
+    train_with_fakes(run, state, steps=3, async_rollouts=RecordingAsyncRollouts(run.calls))
     assert [name for name, _ in run.calls][:3] == ["score", "sleep", "learn"]
     assert {e.rollout.prompt.sample.id for e in run.learner.learned[0]} == {"0", "1"}
     assert run.logger.metrics[0]["rethink/kept"] == 2.0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from factories import make_config, make_context, make_rollout, make_sample
-from rl_loop import FakeProcessor, FakeRun, ImmediateExecutor, train_rl
+from rl_loop import FakeProcessor, FakeRun, ImmediateExecutor, train_with_fakes
 from selection import at_version, centered, select_all
 
 from mmrl.checkpoint.json_codec import dumps, loads
@@ -131,7 +131,7 @@ def train_stage(tmp_path, data, options, state):
     if stage.async_rollouts:
         async_rollouts = AsyncRollouts(pipeline=pipeline, executor=ImmediateExecutor())
     with stage_data.open_source(stage, state, Console(), SingleProcess()) as source:
-        train_rl(
+        train_with_fakes(
             FakeRun(rewards),
             state,
             steps=stage.steps,

@@ -167,7 +167,7 @@ def test_failed_episode_is_reported_in_its_first_step_with_its_error():
     monitor = HealthMonitor(HealthConfig(window=30), warnings.append)
     for number in range(1, 7):
         reason = f"action {number}: the environment raised KeyError: {'x' * 900}"
-        failure = types.RewardFailure(types.RewardErrorKind.ERROR, reason, "maze")
+        failure = types.Failure(types.FailureKind.ERROR, reason, "maze")
         monitor.on_step_end(
             types.TrainingState(step=number), failing_step([failure if number > 1 else None] * 3, name="step/maze")
         )
@@ -178,7 +178,7 @@ def test_failed_episode_is_reported_in_its_first_step_with_its_error():
 
 
 def test_reward_without_a_value_is_reported_in_its_first_step_with_term_count_and_error():
-    down = types.RewardFailure(types.RewardErrorKind.UNSCORABLE, "http://localhost:9000: no usable reply in 3 tries")
+    down = types.Failure(types.FailureKind.UNSCORABLE, "http://localhost:9000: no usable reply in 3 tries")
     steps = [failing_step([None] * 4), failing_step([None, down, down, down]), *[failing_step([down] * 4)] * 5]
     warnings = []
     monitor = HealthMonitor(HealthConfig(window=30), warnings.append)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from factories import make_group, make_prompt, make_rollout, make_sample, make_score
-from rl_loop import LABEL, FakePipeline, FakeRun, FakeScorer, FakeSource, numbered_sample, train_rl
+from rl_loop import LABEL, FakePipeline, FakeRun, FakeScorer, FakeSource, numbered_sample, train_with_fakes
 from selection import centered, make_experiences, select_all
 from thread_ranks import run_on_ranks
 
@@ -25,7 +25,7 @@ from mmrl.utils.activity import Activity
 
 def test_rl_step_makes_its_calls_in_order():
     run, state = FakeRun(), types.TrainingState(step=4, data_position=8, version=6)
-    train_rl(run, state, steps=5)
+    train_with_fakes(run, state, steps=5)
     before_update = [("take", 8), ("rollout", 4), ("score", 4), ("sleep", None), ("learn", 4)]
     before_update += [("update reference", 4), ("sync", 7)]
     assert run.calls == [*before_update, ("record rollouts", 5), ("log", 5), ("callback", 5)]
@@ -53,7 +53,7 @@ def test_generated_tokens_are_those_of_the_policy_and_have_no_rate_in_the_backgr
             self.result = result
 
     run = KeepsResult()
-    train_rl(run, types.TrainingState(), steps=1, rollout_pipeline=WithReplies(run.calls))
+    train_with_fakes(run, types.TrainingState(), steps=1, rollout_pipeline=WithReplies(run.calls))
     times = run.logger.times[0]
     assert times["rollout/tokens_per_s"] * times["time/rollout_s"] == pytest.approx(2 * 2 * 2)
     StepLogger(run.logger, run.logger, async_rollouts=True).on_step_end(types.TrainingState(), run.result)
@@ -73,11 +73,11 @@ def test_a_round_may_consist_of_unfinished_groups_alone():
             return types.RolloutBatch(groups=(*super().run(prompts, step=step).groups, *unfinished))
 
     state.unfinished = ((make_rollout(index=0), make_rollout(index=1)),)
-    train_rl(run, state, steps=1, source=Nothing(run.calls), rollout_pipeline=Unfinished(run.calls))
+    train_with_fakes(run, state, steps=1, source=Nothing(run.calls), rollout_pipeline=Unfinished(run.calls))
     assert run.logger.metrics[0]["data/dropped"] == 1.0
     assert len(run.learner.learned[0]) == 2
     with pytest.raises(types.UserError, match="none of the 2 samples"):
-        train_rl(run, types.TrainingState(), steps=1, source=Nothing(run.calls))
+        train_with_fakes(run, types.TrainingState(), steps=1, source=Nothing(run.calls))
 
 
 def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():
@@ -89,7 +89,7 @@ def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():
 
     for part in (run, run.source, run.pipeline, run.scorer, run.learner, run.logger):
         part.calls = NamedCalls()
-    train_rl(run, types.TrainingState(), steps=1, activity=activity)
+    train_with_fakes(run, types.TrainingState(), steps=1, activity=activity)
     assert run.source.calls == [("take", "prompt")]
     assert run.pipeline.calls == [("rollout", "rollout")]
     assert run.scorer.calls == [("score", "score")]
@@ -100,7 +100,7 @@ def test_each_call_of_a_step_is_made_under_the_name_of_its_activity():
 
 def test_each_rollout_is_trained_with_its_own_advantage():
     run = FakeRun(rewards=(0.25, 1.0))
-    train_rl(run, types.TrainingState(), steps=1)
+    train_with_fakes(run, types.TrainingState(), steps=1)
     found = [(e.rollout.prompt.sample.id, e.rollout.index, e.advantage) for e in run.learner.learned[0]]
     assert found == [("0", 0, -0.375), ("0", 1, 0.375), ("1", 0, -0.375), ("1", 1, 0.375)]
 
@@ -108,21 +108,21 @@ def test_each_rollout_is_trained_with_its_own_advantage():
 def test_stage_ends_at_its_goal_and_stays_ended():
     run, state = FakeRun(done_at=2), types.TrainingState()
     for _ in range(2):
-        train_rl(run, state, steps=10)
+        train_with_fakes(run, state, steps=10)
         assert (state.step, state.stage_done) == (2, True)
 
 
 @pytest.mark.parametrize("state", [types.TrainingState(), types.TrainingState(step=1, steps_without_signal=1)])
 def test_steps_without_signal_in_a_row_end_the_run_also_across_a_restart(state):
     with pytest.raises(types.UserError, match="2 steps in a row had no group to learn from"):
-        train_rl(FakeRun(rewards=(0.5, 0.5)), state, steps=10)
+        train_with_fakes(FakeRun(rewards=(0.5, 0.5)), state, steps=10)
     assert state.step == 2
 
 
 def test_one_group_with_signal_resets_the_count_of_steps_without():
     state = types.TrainingState()
     run = FakeRun(rewards=lambda step, index: (0.0, 1.0) if step % 2 and index == 0 else (0.5, 0.5))
-    train_rl(run, state, steps=6)
+    train_with_fakes(run, state, steps=6)
     assert (state.step, state.steps_without_signal) == (6, 0)
 
 
@@ -133,7 +133,7 @@ def test_steps_that_only_replay_end_the_run(preset):
     config = ReplayConfig(preset=preset, **REPLAY_PRESETS[preset])
     replay = ReplaySettings(options=config, rollouts_per_step=4, seed=())
     with pytest.raises(types.UserError, match=r"3 steps in a row had no group .*replay"):
-        train_rl(run, state, steps=60, selector=select_all(centered, replay=replay), max_steps_without_signal=3)
+        train_with_fakes(run, state, steps=60, selector=select_all(centered, replay=replay), max_steps_without_signal=3)
     assert state.step == 4
     assert all(run.learner.learned[1:]) and run.logger.metrics[-1]["replay/staleness_max"] == 3.0
 
@@ -146,7 +146,7 @@ def test_group_carried_over_is_a_signal():
     run, state = FakeRun(rewards=(1.0, 1.0)), types.TrainingState(steps_without_signal=1, carried_over=(carried,))
     options = DynamicSamplingConfig(ranges=(GroupRewardRangeConfig(term="count"),), max_rounds=2, extra="carry")
     selector = select_all(centered, dynamic_sampling=options, carry_over=True, prompts_per_step=2)
-    train_rl(run, state, steps=1, selector=selector)
+    train_with_fakes(run, state, steps=1, selector=selector)
     assert state.steps_without_signal == 0
 
 
@@ -193,7 +193,7 @@ class DroppingScorer(FakeScorer):
 
     def score_groups(self, rollouts, *, step, probes=()):
         first, *others = super().score_groups(rollouts, step=step)
-        failures = {"count": types.RewardFailure(types.RewardErrorKind.TIMEOUT, "took more than 1 s")}
+        failures = {"count": types.Failure(types.FailureKind.TIMEOUT, "took more than 1 s")}
         return [self.drop(first, self.num_scored, failures), *(self.drop(other, 0, {}) for other in others)]
 
     def drop(self, group, kept, failures):
@@ -203,7 +203,7 @@ class DroppingScorer(FakeScorer):
 
 def test_dropped_rollouts_are_counted_but_not_trained_on():
     run, state = FakeRun(), types.TrainingState()
-    train_rl(run, state, steps=1, scorer=DroppingScorer(run.calls, 2))
+    train_with_fakes(run, state, steps=1, scorer=DroppingScorer(run.calls, 2))
     assert [(e.rollout.prompt.sample.id, e.advantage) for e in run.learner.learned[0]] == [("0", -0.5), ("0", 0.5)]
     assert state.steps_without_signal == 0
     [metrics] = run.logger.metrics
@@ -216,7 +216,7 @@ def test_dropped_rollouts_are_counted_but_not_trained_on():
 def test_run_survives_a_step_whose_rollouts_were_all_dropped_but_not_two():
     run, state = FakeRun(), types.TrainingState()
     scorer = DroppingScorer(run.calls, 0)
-    train_rl(run, state, steps=1, scorer=scorer)
+    train_with_fakes(run, state, steps=1, scorer=scorer)
     assert run.learner.learned == [()]
     assert state.steps_without_signal == 1
     [metrics] = run.logger.metrics
@@ -224,7 +224,7 @@ def test_run_survives_a_step_whose_rollouts_were_all_dropped_but_not_two():
     assert metrics["reward/dropped"] == 4
     assert "reward/mean" not in metrics
     with pytest.raises(types.UserError, match="could not be scored"):
-        train_rl(run, state, steps=2, scorer=scorer)
+        train_with_fakes(run, state, steps=2, scorer=scorer)
 
 
 def train_sft(run, state, ranks=None):
@@ -238,10 +238,10 @@ def train_sft(run, state, ranks=None):
         seed=0,
         ranks=ranks or SingleProcess(),
     )
-    sft.run_sft_stage(stage, parts, state)
+    sft.train_sft(stage, parts, state)
 
 
-@pytest.mark.parametrize("run_stage", [lambda run, state: train_rl(run, state, steps=9), train_sft])
+@pytest.mark.parametrize("run_stage", [lambda run, state: train_with_fakes(run, state, steps=9), train_sft])
 def test_nonfinite_steps_in_a_row_end_the_run_and_name_their_rollouts(run_stage):
     run, state = FakeRun(), types.TrainingState()
     run.learner.nonfinite_updates = {0: 1.0, 1: 0.0, 3: 1.0, 5: 2.0, 6: 0.0}  # steps 2 and 4 attempt no update
@@ -292,7 +292,7 @@ def test_group_rewards_are_in_totals_advantages_and_metrics():
 
     run, options = FakeRun(rewards=(1.0, 1.0)), GroupRewardConfig(fn="order")
     order = BoundGroupReward(name="order", compute=reward_the_first, options=options)
-    train_rl(run, types.TrainingState(), steps=1, group_rewards=[order])
+    train_with_fakes(run, types.TrainingState(), steps=1, group_rewards=[order])
     assert [experience.advantage for experience in run.learner.learned[0]] == [0.5, -0.5] * 2
     [metrics] = run.logger.metrics
     assert (metrics["reward/mean"], metrics["reward/term/order"]) == (1.5, 0.5)
