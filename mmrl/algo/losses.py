@@ -16,17 +16,17 @@ from mmrl.config.schema import RolloutCorrectionConfig
 from mmrl.config.schema.base import PositiveFloat
 
 
-def importance_ratios(log_ratio_N: Tensor, sequence_N: Tensor, level: Literal["token", "sequence"]) -> Tensor:
+def importance_ratios(log_ratio_N: Tensor, turn_N: Tensor, level: Literal["token", "sequence"]) -> Tensor:
     """Return the importance ratio that multiplies each token's advantage, [N].
 
     token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
-    (arXiv:2507.18071, eq. 7). For one token both are equal. `log_ratio_N` is current minus old log-probs. `sequence_N`
-    is `response_N`, or the index of each token's turn where turns have advantages of their own.
+    (arXiv:2507.18071, eq. 7). For one token both are equal. `log_ratio_N` is current minus old log-probs; `turn_N` is the
+    index of each token's turn. A response is one turn unless its turns have their own advantages.
     """
     if level == "token":
         return log_ratio_N.exp()
     # A mean of logs is the log of the geometric mean.
-    mean_N = response_sums(log_ratio_N, sequence_N) / response_sums(torch.ones_like(log_ratio_N), sequence_N)
+    mean_N = response_sums(log_ratio_N, turn_N) / response_sums(torch.ones_like(log_ratio_N), turn_N)
     return mean_N.exp()
 
 

@@ -144,7 +144,7 @@ class Objective:
         if options.log_ratio_clip is not None:
             # Avoids the exponential of a large number: StableReinforce (R1-Reward, arXiv:2505.02835, eq. 5).
             log_ratio_N = log_ratio_N.clamp(-options.log_ratio_clip, options.log_ratio_clip)
-        ratio_N = importance_ratios(log_ratio_N, sampled.sequence_N, options.importance_ratio_level)
+        ratio_N = importance_ratios(log_ratio_N, sampled.turn_N, options.importance_ratio_level)
 
         advantage_N, penalty_N, kl_N = sampled.advantages_N, torch.zeros_like(ratio_N), None
         if self.needs_reference:

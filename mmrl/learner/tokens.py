@@ -31,9 +31,9 @@ class TokenTable:
     is_policy_N: Tensor  # True if the policy sampled the token, bool
     is_demonstration_N: Tensor  # True if the token is part of a demonstration, bool
     in_sft_loss_N: Tensor  # True if `loss.sft_loss` trains on the token, bool
-    # Number of the token's sequence, int64: of its response or, if turns have their own advantages, of its turn. With
-    # `importance_ratio_level: sequence`, its tokens share a ratio.
-    sequence_N: Tensor
+    # Index of the token's turn, int64, counted over all responses. A response is one turn unless its turns have their own
+    # advantages. With `importance_ratio_level: sequence`, the tokens of a turn share a ratio.
+    turn_N: Tensor
     advantages_N: Tensor  # advantage of the response or turn, float32
     fixed_lengths_N: Tensor  # length that `aggregation: fixed` divides by, float32
     staleness_N: Tensor  # policy versions between sampling and learning, int64; differs within a partial rollout
@@ -106,17 +106,17 @@ def make_token_table(
     """
     device = current_logprobs_N.device
     bools = partial(torch.tensor, dtype=torch.bool)  # torch would make float32 of an empty list
-    # Each token, its response and its sequence.
+    # Each token, its response and its turn.
     tokens: list[TrainedToken] = []
     responses: list[int] = []
-    sequences: list[int] = []
-    num_sequences = 0
+    turns: list[int] = []
+    num_turns = 0
     for response, experience in enumerate(experiences):
         response_tokens = list(iter_trained_tokens(experience, options))
         tokens += response_tokens
         responses += [response] * len(response_tokens)
-        sequences += [num_sequences + token.turn for token in response_tokens]
-        num_sequences += len(experience.turn_advantages or (0,))
+        turns += [num_turns + token.turn for token in response_tokens]
+        num_turns += len(experience.turn_advantages or (0,))
     # The log-probs are those of `mmrl.policy.batch._logprob_tokens`, which walks the same segments.
     if len(tokens) != len(current_logprobs_N):
         raise ValueError(f"{len(current_logprobs_N)} log-probs for {len(tokens)} trained tokens")
@@ -130,7 +130,7 @@ def make_token_table(
         is_policy_N=bools([token.author is Author.POLICY for token in tokens]),
         is_demonstration_N=bools([token.author is Author.DEMONSTRATION for token in tokens]),
         in_sft_loss_N=bools([token.in_sft_loss for token in tokens]),
-        sequence_N=send_numbers(sequences, device),
+        turn_N=send_numbers(turns, device),
         advantages_N=send(torch.tensor([token.advantage for token in tokens]), device),
         fixed_lengths_N=send(torch.tensor(lengths, dtype=torch.float32)[response_N], device),
         staleness_N=send_numbers([token.staleness for token in tokens], device),

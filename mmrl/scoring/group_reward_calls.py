@@ -216,7 +216,7 @@ def isolate_group_rewards(
 
     They see pictures through `media_opener`, of which worker processes receive a pickled copy.
     """
-    isolated = []
+    callable_rewards = []
     for group_reward in group_rewards:
         comes_with_mmrl = group_reward.options.fn.startswith(("mmrl.", "mmrl_rewards."))
         bound = replace(group_reward, on_missing_score=options.on_missing_score)
@@ -224,12 +224,12 @@ def isolate_group_rewards(
             # An error in a function of ours is a defect, which needs its traceback.
             make_call = _call_group_reward if comes_with_mmrl else _call_and_locate_errors
             compute = partial(make_call, group_reward.name, group_reward.compute, media_opener)
-            isolated.append(replace(bound, compute=compute))
+            callable_rewards.append(replace(bound, compute=compute))
             continue
         load = partial(_load_group_reward, group_reward.options, base)
         in_worker = IsolatedGroupReward(group_reward.name, load, options, media_opener)
-        isolated.append(replace(bound, compute=in_worker, close=in_worker.close))
-    return tuple(isolated)
+        callable_rewards.append(replace(bound, compute=in_worker, close=in_worker.close))
+    return tuple(callable_rewards)
 
 
 def check_group_rewards(

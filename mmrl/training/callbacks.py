@@ -252,7 +252,7 @@ class PeriodicCheckpointer:
 
     save: Callable[[TrainingState], None]
     manager: CheckpointManager
-    stop_requested: Callable[[], bool]
+    agree_to_stop: Callable[[], bool]
     every: int
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
@@ -263,11 +263,12 @@ class PeriodicCheckpointer:
             UserError: this checkpoint, or an earlier one in the background, cannot be written.
         """
         self.manager.commit_if_written()
-        if not self.stop_requested() and state.step % self.every:
+        # `agree_to_stop` is collective, so every rank must call it, whatever the step.
+        if not self.agree_to_stop() and state.step % self.every:
             return
         self.save(state)
         # Checked again: the signal may have arrived while the checkpoint was being saved.
-        if self.stop_requested():
+        if self.agree_to_stop():
             self.manager.wait()
             raise RunInterrupted
 

@@ -125,7 +125,7 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                     stage_index=state.stage_index + 1, version=state.version, eval_rewards=state.eval_rewards
                 )
                 save_between_stages(services, state)
-                if services.stop_requested():
+                if services.agree_to_stop():
                     raise RunInterrupted
         finish_run(services, state)
 
@@ -140,7 +140,7 @@ def run_stage(
         case RlStage():
             run_rl_stage(stage, services, state)
         case SampleStage():
-            run_sample_stage(stage, services.run, services.logger, state, services.stop_requested)
+            run_sample_stage(stage, services.run, services.logger, state, services.agree_to_stop)
         case SelectStage():
             run_select_stage(stage, services.run, services.logger, state)
 
@@ -230,7 +230,7 @@ def restore_or_start(
         held_out=held_out,
         benchmarks=BenchmarkRunner(benchmarks.evaluate_due, logger.log_metrics),
         user_callbacks=user_callbacks,
-        stop_requested=partial(stop.reached_any, ranks),
+        agree_to_stop=partial(stop.reached_any, ranks),
     )
     with logger.status.report(), checkpoints.manager:
         yield services, state

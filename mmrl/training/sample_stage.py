@@ -28,7 +28,7 @@ def run_sample_stage(
     run: RunComponents,
     logger: MetricsLogger,
     state: TrainingState,
-    stop_requested: Callable[[], bool],
+    agree_to_stop: Callable[[], bool],
 ) -> None:
     """Write the rollouts of the current policy for the stage's samples to a table, with one row for each.
 
@@ -62,7 +62,7 @@ def run_sample_stage(
             groups = gather_items(run.scorer.score_groups(batch.groups, step=step), ranks)
             ranks.on_rank0(partial(_append_rows, table_path, groups))
             logger.log_progress(step + 1)
-            if stop_requested():
+            if agree_to_stop():
                 raise RunInterrupted
         logger.log_metrics(state, ranks.on_rank0(partial(compute_table_metrics, table_path)))
 

@@ -46,7 +46,7 @@ class StageServices:
     held_out: HeldOutEvaluation
     benchmarks: BenchmarkRunner
     user_callbacks: Sequence[Callback]
-    stop_requested: Callable[[], bool]  # True on all ranks once a signal has reached one of them; collective
+    agree_to_stop: Callable[[], bool]  # True on all ranks once a signal has reached one of them; collective
 
 
 @contextmanager
@@ -150,5 +150,5 @@ def build_callbacks(
         callbacks.append(Validation(measure, stage.validation, logger.log_metrics, record, console.info))
     # The checkpoint comes last: it holds decisions of the other callbacks (`stage_done`) and the size of their logs.
     every = config.checkpoints.every
-    callbacks.append(PeriodicCheckpointer(save, services.checkpoints.manager, services.stop_requested, every=every))
+    callbacks.append(PeriodicCheckpointer(save, services.checkpoints.manager, services.agree_to_stop, every=every))
     return callbacks

@@ -133,7 +133,7 @@ def test_a_tensor_of_an_update_that_is_not_sent_is_found(make_tiny, device, wait
     device.place(tiny.policy.model.to(torch.bfloat16))
     # A component without weights has the norm 0, which is not on the device.
     tiny = replace(tiny, policy=PolicyModel(tiny.policy.model, freeze=("projector",)))
-    # A column that an objective does not read may stay on the host: `sequence_N` is for ratios of whole sequences.
+    # A column that an objective does not read may stay on the host: `turn_N` is for ratios of whole sequences.
     objective = {"importance_ratio_level": "sequence", "aggregation": "fixed", "fixed_length": 8}
     learner = make_learner(tiny, shared_prefix=False, **objective)
     calls = find_calls(*MODULES["update"])
