@@ -90,7 +90,7 @@ def test_an_image_from_yaml_to_the_vision_towers_gradient(tmp_path):
     assert torch.equal(pixels_MD, process_independently(image_ref.path))
 
     # Roll out. The model reads those pixels and samples two responses without a vision token.
-    params = SamplingParams(banned_token_ids=tiny.banned_token_ids, max_new_tokens=12)
+    params = SamplingParams(banned_token_ids=tiny.policy.banned_ids(tiny.processor.tokenizer), max_new_tokens=12)
     rollouts = tiny.engine.make_sampler("test").generate([prompt], 2, params, step=0)
     for rollout in rollouts[0]:
         assert rollout.segments[0].author is Author.POLICY
