@@ -20,8 +20,8 @@ def importance_ratios(log_ratio_N: Tensor, turn_N: Tensor, level: Literal["token
     """Return the importance ratio that multiplies each token's advantage, [N].
 
     token: exp(log_ratio), PPO (arXiv:1707.06347, eq. 6). sequence: the geometric mean over a response's tokens, GSPO
-    (arXiv:2507.18071, eq. 7). For one token both are equal. `log_ratio_N` is current minus old log-probs; `turn_N` is the
-    index of each token's turn. A response is one turn unless its turns have their own advantages.
+    (arXiv:2507.18071, eq. 7). For one token both are equal. `log_ratio_N` is current minus old log-probs; `turn_N` is
+    the index of each token's turn. A response is one turn unless its turns have their own advantages.
     """
     if level == "token":
         return log_ratio_N.exp()

@@ -31,7 +31,7 @@ class TokenTable:
     is_policy_N: Tensor  # True if the policy sampled the token, bool
     is_demonstration_N: Tensor  # True if the token is part of a demonstration, bool
     in_sft_loss_N: Tensor  # True if `loss.sft_loss` trains on the token, bool
-    # Index of the token's turn, int64, counted over all responses. A response is one turn unless its turns have their own
+    # Index of the token's turn over all responses, int64. A response is one turn unless its turns have their own
     # advantages. With `importance_ratio_level: sequence`, the tokens of a turn share a ratio.
     turn_N: Tensor
     advantages_N: Tensor  # advantage of the response or turn, float32
