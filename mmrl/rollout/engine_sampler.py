@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.engines.base import GenerationRequest, RolloutEngine
-from mmrl.rollout.responses import append_generated, empty_rollout
+from mmrl.rollout.responses import GeneratedTokens, append_generated, empty_rollout
 from mmrl.types import Prompt, Rollout, SamplingParams, UserError
 from mmrl.utils.seeds import derive_seed
 
@@ -48,7 +48,9 @@ class EngineSampler:
                 sample_seeds=tuple(derive_seed(*seed_parts, index) for index in range(group_size)),
             )
             requests.append(request)
-        return self._generate(requests, sampling_params)
+        self._check_lengths(requests, sampling_params)
+        generated = self.engine.generate(requests, sampling_params, record_routes=self.record_routes)
+        return self._make_rollouts(requests, generated, sampling_params)
 
     def extend(
         self, rollouts: Sequence[Rollout], sampling_params: SamplingParams, *, step: int, repeat: int = 0
@@ -62,7 +64,9 @@ class EngineSampler:
             # A rollout without tokens draws the numbers that it would draw in `generate`.
             sample_seed = seed if rollout.segments else derive_seed(*seed_parts)
             requests.append(GenerationRequest(rollout=rollout, seed=seed, sample_seeds=(sample_seed,)))
-        return [rollout for (rollout,) in self._generate(requests, sampling_params)]
+        self._check_lengths(requests, sampling_params)
+        generated = self.engine.generate(requests, sampling_params, record_routes=self.record_routes)
+        return [rollout for (rollout,) in self._make_rollouts(requests, generated, sampling_params)]
 
     def _check_lengths(self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams) -> None:
         """Raise a UserError if the engine cannot hold a prompt with the longest response to it."""
@@ -76,10 +80,13 @@ class EngineSampler:
                     f"{limit} that the rollout engine takes"
                 )
 
-    def _generate(self, requests: Sequence[GenerationRequest], sampling_params: SamplingParams) -> list[list[Rollout]]:
+    def _make_rollouts(
+        self,
+        requests: Sequence[GenerationRequest],
+        all_generated: Sequence[Sequence[GeneratedTokens]],
+        sampling_params: SamplingParams,
+    ) -> list[list[Rollout]]:
         """Return the continued rollouts of each request. The first keeps its index; those of siblings follow it."""
-        self._check_lengths(requests, sampling_params)
-        all_generated = self.engine.generate(requests, sampling_params, record_routes=self.record_routes)
         if list(map(len, all_generated)) != [request.num_samples for request in requests]:
             raise UserError("the rollout engine must return `num_samples` continuations for each request, in order")
         groups = []
