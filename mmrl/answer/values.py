@@ -133,23 +133,26 @@ def _validate_number(value: object) -> int | float:
     return value
 
 
-def _validate_numbers(count: int, name: str, value: object) -> tuple[float, ...]:
-    """Return `count` numbers. Those of a box or of a span of time have to be in order."""
+def _validate_numbers(count: int, name: str, value: object, *, in_order: bool = False) -> tuple[float, ...]:
+    """Return `count` numbers. With `in_order`, four are a box and two a span of time, neither inverted nor empty."""
     if not isinstance(value, list | tuple) or len(value) != count:
         raise ValueError(f"not {name}")
     for number in value:
         # True is an int to Python. NaN fails every comparison, so the bound refuses it too.
-        if type(number) is bool or not isinstance(number, (int, float)) or not abs(number) <= _MAX_COORDINATE:
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) <= _MAX_COORDINATE:
             raise ValueError(f"not {name}")
     numbers = tuple(map(float, value))
-    if name == "a box":
+    if in_order and count == 4:
         x1, y1, x2, y2 = numbers
         # The area too, since it can underflow to 0 and would then be divided by.
         if not (x1 < x2 and y1 < y2 and (x2 - x1) * (y2 - y1) > 0.0):
             raise ValueError("inverted or empty box")
-    elif name == "a span of time" and not 0 <= numbers[0] < numbers[1]:
+    elif in_order and not 0 <= numbers[0] < numbers[1]:
         raise ValueError("inverted, empty or negative span of time")
     return numbers
+
+
+_validate_span = partial(_validate_numbers, 2, "a span of time", in_order=True)
 
 
 def _validate_list_type(value: object) -> Sequence[Any]:
@@ -352,12 +355,12 @@ _VALIDATORS: Mapping[AnswerType, Callable[[object], Any]] = MappingProxyType(
         AnswerType.TEXT: _validate_text,
         AnswerType.CHOICE: _validate_choice,
         AnswerType.NUMBER: _validate_number,
-        AnswerType.BOX: partial(_validate_numbers, 4, "a box"),
+        AnswerType.BOX: partial(_validate_numbers, 4, "a box", in_order=True),
         AnswerType.BOXES: partial(_validate_items, partial(validate_region, key="bbox_2d")),
         AnswerType.POINT: partial(_validate_numbers, 2, "a point"),
         AnswerType.POINTS: partial(_validate_items, partial(validate_region, key="point_2d")),
-        AnswerType.SPAN: partial(_validate_numbers, 2, "a span of time"),
-        AnswerType.SPANS: partial(_validate_items, partial(_validate_numbers, 2, "a span of time")),
+        AnswerType.SPAN: _validate_span,
+        AnswerType.SPANS: partial(_validate_items, _validate_span),
         AnswerType.PERMUTATION: _validate_permutation,
         AnswerType.ACTION: _validate_action,
         AnswerType.LIST: _validate_list,
