@@ -7,12 +7,12 @@ DIR is one of these folders, which are not part of mmrl:
 - A checkout of github.com/mathllm/MATH-V, with data/test.jsonl, and in outputs/ responses with `correct`; or one of
   github.com/MMMU-Benchmark/MMMU, with responses in mmmu/example_outputs/ and mmmu-pro/output/. Our official verdicts
   must equal theirs, but MMMU-Pro draws some letters at random without a seed, which nobody can repeat.
-- MathVista's published responses, GPT-4's extractions and the official verdicts: items.jsonl.gz, and public/ with
-  truth.jsonl.gz and responses_RUN.jsonl.gz. Each row of a run has the response, GPT-4's extraction of it, and the
-  prediction and verdict of the authors' code at 53d52587. Their licence forbids training on them, and asks to share
-  alike. Two things are compared: the official metric on the stored extractions, which must agree to the last verdict;
-  and our rules on the raw responses, without any model, on rows where the official extraction is an answer at all
-  (`clean`).
+- MathVista's published responses, GPT-4's extractions and the official verdicts: items.jsonl.gz,
+  scores_official.json.gz, and public/ with truth.jsonl.gz and responses_RUN.jsonl.gz. Each row of a run has the
+  response, GPT-4's extraction of it, and the official verdict, once as stored in 2023 (`true_false`) and once by the
+  code at 53d52587 (`true_false_head`). Their licence forbids training on them, and asks to share alike. Two things are
+  compared: the official metric on the stored extractions, which must agree to the last verdict; and our rules on the
+  raw responses, without any model, on rows where the official extraction is an answer at all (`clean`).
 - A checkout of github.com/huggingface/Math-Verify. The pairs of formulas in its tests are compared by `maths:equal`;
   pairs of text from which its parser would extract a formula are left out. Our case table is measured too.
 
@@ -23,18 +23,20 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gzip
 import json
 import operator
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mmrl.benchmarks.grading import grade_response, score_responses
 from mmrl.benchmarks.items import Item, ItemResponse, parse_canonical_item
-from mmrl.benchmarks.official_metrics.mathvista import normalize_extraction, parse_mathvista_item
+from mmrl.benchmarks.official_metrics.mathvista import SUBSET_COLUMNS, normalize_extraction, parse_mathvista_item
 from mmrl.benchmarks.registry import BENCHMARKS
 from mmrl.benchmarks.verdict import Verdict, read_rows
 from mmrl.types import UserError
@@ -45,6 +47,7 @@ from mmrl_rewards.maths import equal
 EXCLUDED_RUNS: Final = ("_code", "instruct_blip2")
 """Runs in which GPT-4 did not extract: it simulated programs, or answered in place of an empty response."""
 _BRACKETED_LETTER: Final = re.compile(r"\(([a-zA-Z])\)")
+_FORMER_GRADE_NAME: Final = "daily life"
 
 PUBLISHED_BOUNDS: Final[Mapping[str, float]] = {"mathvision": 0.99, "mmmu": 0.998, "mmmu_pro": 0.998}
 """Least share of published verdicts that the official rule must repeat, by benchmark."""
@@ -79,13 +82,15 @@ class RunAgreement:
 
     run: str  # name of the run
     excluded: bool  # True when GPT-4's extractions are unfit to judge the rules
-    metric_rows: Count  # predictions and verdicts that the metric reproduces on stored extractions
+    metric_2023: Count  # verdicts of 2023 that the metric reproduces on stored extractions
+    metric_head: Count  # verdicts of the code at head that the metric reproduces on stored extractions
+    table_cells: Count  # cells of the published score table that the stored verdicts reproduce
     clean_rows: Count  # equal verdicts of rules and GPT-4 where the extraction is an answer
     free_form_rows: Count  # equal verdicts of rules and GPT-4 on questions without options
     adjudicated_rows: Count  # strict verdicts that equal those of a person
     false_positives: int  # responses that the rules call correct and a person does not
     our_accuracy: float  # by our official rule, in [0, 1]
-    published_accuracy: float  # by the official code, in [0, 1]
+    published_accuracy: float  # by the official code at head, in [0, 1]
 
 
 class PublishedRow(NamedTuple):
@@ -165,7 +170,10 @@ def measure_agreement(folder: Path) -> list[RunAgreement]:
             f"{folder}: there is no items.jsonl.gz of MathVista's published responses, no outputs/ of MATH-V, and "
             "neither mmmu/example_outputs/ nor mmmu-pro/output/ of MMMU; --data is a folder with one of them"
         )
-    items = {row["pid"]: parse_mathvista_item(row) for _, row in read_rows(folder / "items.jsonl.gz")}
+    item_rows = {row["pid"]: row for _, row in read_rows(folder / "items.jsonl.gz")}
+    items = {pid: parse_mathvista_item(row) for pid, row in item_rows.items()}
+    with gzip.open(folder / "scores_official.json.gz", "rt", encoding="utf-8") as file:
+        tables = json.load(file)
     truth: dict[str, dict[str, bool]] = {}
     for _, row in read_rows(folder / "public" / "truth.jsonl.gz"):
         if row["truth"] is not None:
@@ -173,7 +181,9 @@ def measure_agreement(folder: Path) -> list[RunAgreement]:
     agreements = []
     for path in sorted((folder / "public").glob("responses_*.jsonl.gz")):
         run = path.name.removeprefix("responses_").removesuffix(".jsonl.gz")
-        agreements.append(_compare_run(run, [row for _, row in read_rows(path)], items, truth.get(run, {})))
+        responses = [row for _, row in read_rows(path)]
+        table_cells = _count_table_cells(tables[run], responses, item_rows)
+        agreements.append(_compare_run(run, responses, items, truth.get(run, {}), table_cells))
     return agreements
 
 
@@ -185,7 +195,9 @@ def agreement_thresholds(runs: Sequence[RunAgreement]) -> list[AgreementThreshol
     )
     worst_run = min(_equal_share([run.clean_rows]) for run in fair)
     return [
-        AgreementThreshold("metric on stored extractions", _equal_share(run.metric_rows for run in runs), 1.0),
+        AgreementThreshold("metric of 2023 on stored extractions", _equal_share(run.metric_2023 for run in runs), 1.0),
+        AgreementThreshold("metric at head on stored extractions", _equal_share(run.metric_head for run in runs), 1.0),
+        AgreementThreshold("cells of published score tables", _equal_share(run.table_cells for run in runs), 1.0),
         AgreementThreshold("rules, clean rows of all runs", _equal_share(run.clean_rows for run in fair), 0.97),
         AgreementThreshold("rules, clean rows of the worst run", worst_run, 0.95),
         AgreementThreshold("rules, free-form rows", _equal_share(run.free_form_rows for run in fair), 0.985),
@@ -313,18 +325,25 @@ def _print_file(file: FileAgreement) -> None:
 
 def _print_runs(runs: Sequence[RunAgreement]) -> None:
     print("MathVista testmini: ours against published verdicts")
-    heads = ("metric", "clean", "free-form", "truth", "false right", "ours", "published")
+    heads = ("metric 2023", "metric head", "cells", "clean", "free-form", "truth", "false right", "ours", "published")
     print(f"{'run':40}" + "".join(f"{head:>13}" for head in heads))
     for run in runs:
         name = f"{run.run} (no threshold)" if run.excluded else run.run
-        counts = (run.metric_rows, run.clean_rows, run.free_form_rows, run.adjudicated_rows)
+        counts = (
+            *(run.metric_2023, run.metric_head, run.table_cells),
+            *(run.clean_rows, run.free_form_rows, run.adjudicated_rows),
+        )
         cells = [f"{equal}/{total}" for equal, total in counts]
         cells += [str(run.false_positives), f"{100 * run.our_accuracy:.1f}", f"{100 * run.published_accuracy:.1f}"]
         print(f"{name:40}" + "".join(f"{cell:>13}" for cell in cells))
 
 
 def _compare_run(
-    run: str, rows: Sequence[Mapping[str, Any]], items: Mapping[str, Item], truth: Mapping[str, bool]
+    run: str,
+    rows: Sequence[Mapping[str, Any]],
+    items: Mapping[str, Item],
+    truth: Mapping[str, bool],
+    table_cells: Count,
 ) -> RunAgreement:
     graded = []
     for row in rows:
@@ -338,7 +357,14 @@ def _compare_run(
     return RunAgreement(
         run=run,
         excluded=any(part in run for part in EXCLUDED_RUNS),
-        metric_rows=_count_equal(map(_reproduces_metric, graded)),
+        # The authors' code changed between runs, never within one.
+        metric_2023=max(_count_metric_2023(graded, digits_only=digits_only) for digits_only in (True, False)),
+        metric_head=_count_equal(
+            _score_stored_extraction(entry, digits_only=False)
+            == (entry.row["prediction_head"], entry.row["true_false_head"])
+            for entry in graded
+        ),
+        table_cells=table_cells,
         clean_rows=_count_equal(entry.verdict.official == entry.row["true_false_head"] for entry in clean),
         free_form_rows=_count_equal(entry.verdict.official == entry.row["true_false_head"] for entry in free_form),
         adjudicated_rows=_count_equal(verdict.strict == correct for verdict, correct in adjudicated),
@@ -348,11 +374,17 @@ def _compare_run(
     )
 
 
-def _reproduces_metric(entry: _GradedRow) -> bool:
-    """Return True when the metric makes the stored prediction and verdict of GPT-4's extraction."""
-    prediction = normalize_extraction(entry.row["extraction"], entry.item)
-    stored = entry.row["prediction_head"], entry.row["true_false_head"]
-    return (prediction, prediction == entry.item.answer_text) == stored
+def _count_metric_2023(graded: Sequence[_GradedRow], *, digits_only: bool) -> Count:
+    return _count_equal(
+        _score_stored_extraction(entry, digits_only=digits_only) == (entry.row["prediction"], entry.row["true_false"])
+        for entry in graded
+    )
+
+
+def _score_stored_extraction(entry: _GradedRow, *, digits_only: bool) -> tuple[str | None, bool]:
+    """Return the metric's prediction and verdict on GPT-4's extraction."""
+    prediction = normalize_extraction(entry.row["extraction"], entry.item, digits_only=digits_only)
+    return prediction, prediction == entry.item.answer_text
 
 
 def _has_clean_extraction(row: Mapping[str, Any], item: Item) -> bool:
@@ -367,6 +399,48 @@ def _has_clean_extraction(row: Mapping[str, Any], item: Item) -> bool:
     if item.answer_type == "list":
         return extraction.startswith("[")
     return normalize_extraction(extraction, item) is not None
+
+
+def _count_table_cells(table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], items: Mapping[str, Any]) -> Count:
+    """Return the cells of a published table that the stored verdicts reproduce, with the annotation of its time."""
+    correct = {row["pid"]: bool(row.get("true_false")) for row in rows}
+    best = (0, 0)
+    # The annotation of skills changed over time, as did the name of a grade.
+    for skills in ("", "set1", "set2", "set3"):
+        counts = _count_correct(correct, items, skills)
+        best = max(best, _count_equal(cell == counts.get(key) for key, cell in _flatten_table(table)))
+    return best
+
+
+def _count_correct(correct: Mapping[str, bool], items: Mapping[str, Any], skills: str) -> dict[tuple[str, str], Count]:
+    """Return correct answers and questions by subset column and value."""
+    num_questions: Counter[tuple[str, str]] = Counter()
+    num_correct: Counter[tuple[str, str]] = Counter()
+    for pid, row in items.items():
+        for key in _table_keys(row, skills):
+            num_questions[key] += 1
+            num_correct[key] += correct.get(pid, False)
+    return {key: (num_correct[key], num_questions[key]) for key in num_questions}
+
+
+def _table_keys(row: Mapping[str, Any], skills: str) -> Iterator[tuple[str, str]]:
+    """Yield the cells of a score table that a question counts in."""
+    yield "average", ""
+    for name in ("question_type", "answer_type"):
+        yield name, row[name]
+    metadata = row["metadata"] | ({"skills": row["skills_old"][skills]} if skills else {})
+    for name in SUBSET_COLUMNS:
+        values = metadata[name] if isinstance(metadata[name], list) else [metadata[name]]
+        for value in values:
+            yield name, value
+
+
+def _flatten_table(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Count]]:
+    for name, values in table.items():
+        cells = {"": values} if name == "average" else values
+        for value, cell in cells.items():
+            renamed = "not applicable" if value == _FORMER_GRADE_NAME else value
+            yield (name, renamed), (cell["correct"], cell["total"])
 
 
 def _count_equal(comparisons: Iterable[bool]) -> Count:

@@ -28,7 +28,7 @@ from mmrl.benchmarks.items import (
     subset_values,
 )
 
-_SUBSET_COLUMNS: Final = ("language", "source", "category", "task", "context", "grade", "skills")
+SUBSET_COLUMNS: Final = ("language", "source", "category", "task", "context", "grade", "skills")
 """Keys of `metadata` by which results are broken down."""
 _BRACKETED_LETTER: Final = re.compile(r"\(([a-zA-Z])\)")
 
@@ -45,18 +45,18 @@ def score_mathvista(item: Item, response: ItemResponse, extraction: Extraction) 
     return float(normalize_extraction(extracted, item) == item.answer_text)
 
 
-def normalize_extraction(extraction: str, item: Item) -> str | None:
+def normalize_extraction(extraction: str, item: Item, *, digits_only: bool = False) -> str | None:
     """Return MathVista's prediction for an extraction, or None where it makes none.
 
-    A letter in brackets means its choice, and any other text the nearest one. Numbers are cut off to integers, or
-    rounded to the item's precision.
+    A letter in brackets means its choice, and any other text for the nearest one. Integers are cut off, floats
+    rounded to the item's precision. With `digits_only`, "18.0" is not an integer, as in the verdicts of 2023.
     """
     if item.options:
         return _match_choice(extraction.strip(), item.options)
     try:
         match item.answer_type:
             case "integer":
-                return str(int(float(extraction)))
+                return str(int(extraction) if digits_only else int(float(extraction)))
             case "float":
                 return str(round(float(extraction), item.precision or 0))
             case _:
@@ -90,7 +90,7 @@ def parse_mathvista_item(row: Mapping[str, Any]) -> Item:
     if (answer_type == "choice") != bool(choices):
         raise ValueError(f"answer_type {cells.answer_type!r} and {len(choices)} choices do not go together")
     columns = {"question_type": cells.question_type, "answer_type": cells.answer_type}
-    columns |= {name: metadata.get(name) for name in _SUBSET_COLUMNS}
+    columns |= {name: metadata.get(name) for name in SUBSET_COLUMNS}
     return Item(
         id=str(cells.pid),
         answer_type=answer_type,
