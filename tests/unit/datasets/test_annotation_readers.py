@@ -82,7 +82,10 @@ def read_coco(context, categories=(), **changes):
         ({"images": [{"id": 1}]}, r"images\[0\] must have id, file_name; is \{'id': 1\}"),
         ({"images": [{"id": [1], "file_name": "1.jpg"}]}, r"images\[0\] must have id, file_name"),
         ({"annotations": [{"image_id": 1}]}, r"annotations\[0\] must have image_id, category_id, bbox"),
-        ({"annotations": [{"image_id": 5, "category_id": 2, "bbox": []}]}, "names image 5 and category 2: one is not"),
+        (
+            {"annotations": [{"image_id": 5, "category_id": 2, "bbox": []}]},
+            "has image 5 and category 2, one of which is missing",
+        ),
         ({"annotations": []}, r"coco\.json: holds no row"),
     ],
 )

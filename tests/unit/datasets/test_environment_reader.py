@@ -217,6 +217,6 @@ def test_steps_need_an_expert_who_arrives(context):
     rows = read(context, fn="./world.py:make", task="w", size=1, steps=True)
     assert "no method `expert`" in rows[0].reason
     rows = read(context, fn="./world.py:make", task="w", size=1, steps=True, args={"expert": True})
-    assert "was not done" in rows[0].reason
+    assert "did not finish within 100 actions" in rows[0].reason
     rows = read(context, fn="./world.py:make", task="w", size=1, args={"fault": "close"})
     assert "OSError: no close" in rows[0].reason

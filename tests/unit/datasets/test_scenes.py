@@ -193,7 +193,7 @@ def test_larger_pictures_work_in_every_split(generate, context):
 
 def test_too_many_objects_for_the_image_are_refused(context, monkeypatch):
     monkeypatch.setattr("mmrl_datasets.generators.drawing.MAX_DRAWS", 100)
-    with pytest.raises(UserError, match="no room"):
+    with pytest.raises(UserError, match="do not fit into the image"):
         list(scenes.counting(context, split="train", size=50, max_count=60))
 
 
