@@ -52,9 +52,10 @@ def compare_turns(
 ) -> list[tuple[float, ...]]:
     """Return z of each value, over all values of the group that have the same key; rows are rollouts, columns turns.
 
-    The key of a turn decides the method. Its index gives returns-to-go with a baseline for each turn. One key for all
-    gives `step_reinforce` of ROLL (https://github.com/alibaba/ROLL). The state in which the turn was taken gives the
-    step part of GiGPO (arXiv:2505.10978, eqs. 6 and 7).
+    What the caller takes as the key of a turn decides the method:
+        the turn's index: returns-to-go with a baseline for each turn;
+        the same for all: `step_reinforce` of ROLL (https://github.com/alibaba/ROLL);
+        the state before the turn: the step part of GiGPO (arXiv:2505.10978, eqs. 6 and 7).
 
     Departures from GiGPO's code: a state that was met once has z = 0, where the code keeps the raw score; penalties
     for invalid actions are ordinary rewards, so they are discounted.

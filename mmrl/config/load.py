@@ -60,8 +60,8 @@ def load_config(
     """Read a config file or its settings, the files it extends, its overlays, and `key=value` overrides.
 
     A file may be given by the name of a recipe. Relative paths in settings start from the working directory. A config
-    that is loaded already gets the overrides after its own, as if all had been given at once. `sections` are pairs of
-    an origin, for messages, and an override that comes last.
+    that is loaded already gets the overrides after its own, as if all had been given at once. `sections` are applied
+    last: each is an override, after the origin that messages name for it.
 
     Raises:
         UserError: the config is invalid. Problems of keys and values come all at once, a line each:

@@ -61,7 +61,7 @@ from mmrl.utils.messages import first_lines
 from mmrl_datasets.export import sample_columns
 
 _CHECK_CACHE_BYTES = 32 * 2**20  # several crops of one image open it once
-TURN_S = 60.0  # a rank that works for hours without an exchange would be reported as lost
+EXCHANGE_EVERY_S = 60.0  # a rank that works for hours without an exchange would be reported as lost
 _BAD_SAMPLE_REMEDY = "repair or fetch them (see `mmrl recipe show`), or leave them out with data.on_bad_sample=skip"
 _DUPLICATE_ID_REMEDY = "if they are different samples, give one of their sources a `name`"
 _TOO_LONG_REMEDY = (
@@ -195,8 +195,8 @@ class DatasetLoader:
         samples, rejected = separate_rejected(kept)
         return SplitRows(samples=samples, rejected=rejected, source_indices=source_indices, row_counts=counts)
 
-    def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[bool]:
-        """Decode every frame of all videos that the model will see. Yield False every minute, and True at the end.
+    def open_videos(self, samples: DataSplits, sampling: FrameSampling) -> Iterator[bool | None]:
+        """Decode every frame of all videos that the model will see. Yield None every minute, and True at the end.
 
         `filter_by_prompt` leaves out the samples of videos that cannot be used. A video that a run has decoded before
         in the same way is opened, but not decoded again.
@@ -213,7 +213,7 @@ class DatasetLoader:
 
         open_video = partial(_open_video, self._worker_cache(), sampling, known)
         for _ in self._open_media(refs, open_video, keep, self._video_errors):
-            yield False
+            yield None
         yield True
 
     def filter_by_prompt(self, samples: DataSplits, measure_prompt: Callable[[Sample], object]) -> DataSplits:
@@ -277,16 +277,16 @@ class DatasetLoader:
     ) -> Iterator[None]:
         """Open media, and yield every minute, after `keep` got what was opened since; collect the errors."""
         opened: dict[MediaRefT, OpenedT] = {}
-        turn_start = monotonic()
+        last_exchange = monotonic()
         for ref, found in open_media(refs, open_one, options=self._config.data, console=self._console):
             if isinstance(found, MediaError):
                 errors[ref] = found
             else:
                 opened[ref] = found
-            if monotonic() - turn_start > TURN_S:
+            if monotonic() - last_exchange > EXCHANGE_EVERY_S:
                 keep(opened)
                 yield
-                opened, turn_start = {}, monotonic()
+                opened, last_exchange = {}, monotonic()
         keep(opened)
         if self._opened_index:
             files = self._opened_index.files

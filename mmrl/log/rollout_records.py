@@ -43,7 +43,13 @@ from mmrl.utils.files import check_not_deleted, json_line, report_write_errors, 
 
 RECORDS_VERSION: Final = 2
 """Version of the records in a run directory, as in its manifest.json."""
-AUTHORS: Final = (Author.POLICY, Author.DEMONSTRATION, Author.FORCED, Author.ENVIRONMENT)
+AUTHORS: Final = (
+    Author.POLICY,
+    Author.DEMONSTRATION,
+    Author.FORCED,
+    Author.ENVIRONMENT,
+    Author.DEMONSTRATION_PREFIX,
+)
 """The authors in the order of their numbers in a file of tokens."""
 BAD_VALUE: Final = (TypeError, ValueError, IndexError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
 """Exceptions that arithmetic on the values of a damaged or hostile record may raise."""

@@ -42,8 +42,9 @@ _MAX_CHARACTER_TOKENS = 4  # a character has four bytes at most, and a token one
 class PromptProcessor:
     """Builds prompts and demonstrations, parses rollouts, and provides the tensors of both to sampler and learner.
 
-    An image is opened, resized and cut into patches once: a cache of bounded size holds recent prompts. Its keys are
-    what the model reads, not sample ids. A prompt that has left it is encoded again, and must have the same digest.
+    An image is opened, resized and cut into patches once: a cache of bounded size holds recent prompts. The key of a
+    prompt is its content, not its sample's id. A prompt that has left the cache is encoded again, and must have the
+    same digest.
     """
 
     def __init__(self, encoder: PromptEncoder, *, retained_steps: int = 1) -> None:
@@ -177,7 +178,8 @@ class PromptProcessor:
 
         A `demonstration` that is a target is rendered in the response format, with the sample's thinking and in the
         model's own coordinates. A string is a whole response and stays as it is. Thinking is removed from both unless
-        `with_thinking`. With `loss_on` "answer" the tokens before the answer are FORCED, hence not trained.
+        `with_thinking`. With `loss_on` "answer", the tokens before the answer are by DEMONSTRATION_PREFIX, which is
+        never trained.
 
         Raises:
             UserError: `loss_on` is "answer", and the response has none.
@@ -226,11 +228,11 @@ class PromptProcessor:
                 turn, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
             )
             # A token in which the answer begins belongs to the answer.
-            num_forced = sum(start + end <= answer_start for _, end in encoding.offset_mapping)
-            forced, trained = encoding.input_ids[:num_forced], encoding.input_ids[num_forced:]
+            num_before = sum(start + end <= answer_start for _, end in encoding.offset_mapping)
+            prefix, trained = encoding.input_ids[:num_before], encoding.input_ids[num_before:]
             if start + len(turn) == len(text):
                 trained = [*trained, self.tokenizer.eos_token_id]
-            for ids, author in ((forced, Author.FORCED), (trained, Author.DEMONSTRATION)):
+            for ids, author in ((prefix, Author.DEMONSTRATION_PREFIX), (trained, Author.DEMONSTRATION)):
                 if ids:
                     segments.append(Segment(token_ids=tuple(ids), logprobs=(0.0,) * len(ids), author=author))
         return tuple(segments)

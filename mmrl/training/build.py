@@ -22,7 +22,7 @@ from mmrl.config.schema import RethinkConfig, RlStage, SampleStage
 from mmrl.data.context import make_dataset_context
 from mmrl.data.data_record import DataRecord
 from mmrl.data.demonstrations import check_demonstrations
-from mmrl.data.load import TURN_S, DatasetLoader, DataSplits
+from mmrl.data.load import EXCHANGE_EVERY_S, DatasetLoader, DataSplits
 from mmrl.data.stage_data import StageData
 from mmrl.distributed.ranks import Ranks
 from mmrl.log.console import Console
@@ -155,7 +155,7 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
     console.info(f"{config.run.name}: reading samples, opening every image, trying every reward ...")
     data = load_data(setup)
     ranks.set_activity("trying rewards")
-    scorable = finish_on_rank0(check_rewards(config, scorer, group_rewards, data, console), ranks)
+    scorable = finish_on_rank0(try_rewards(config, scorer, group_rewards, data, console), ranks)
     data = replace(data, samples=scorable)
     ranks.set_activity("starting")
     if processor_bundle is None:
@@ -200,9 +200,12 @@ def build_run(setup: RunSetup, resources: ExitStack) -> RunComponents:
 
 
 def finish_on_rank0(work: Iterator[Result | None], ranks: Ranks) -> Result:
-    """Let rank 0 run `work`, which yields nothing every minute and its result at the end. Collective at each yield."""
+    """Let rank 0 run `work`, which yields None every minute and at the end its result; return this on every rank.
+
+    Every yield is an exchange. Without one for hours, the other ranks would report rank 0 as lost. Collective.
+    """
     result: Result | None = None
-    while not result:
+    while result is None:
         result = ranks.on_rank0(partial(next, work))
     return result
 
@@ -278,7 +281,7 @@ def load_data(setup: RunSetup) -> LoadedData:
     )
 
 
-def check_rewards(
+def try_rewards(
     config: Config,
     scorer: RewardFunctionScorer,
     group_rewards: Sequence[BoundGroupReward],
@@ -294,15 +297,15 @@ def check_rewards(
     """
     kept: dict[str, tuple[Sample, ...]] = {}
     trial = RewardTrial(scorer, build_response_format(config))
-    turn_start = monotonic()
+    last_exchange = monotonic()
     for split, split_samples in data.samples.by_split().items():
         tracked = console.track(f"trying every reward on {split} samples", split_samples, len(split_samples))
         unscorable: dict[str, str] = {}
         for abstained in trial.check_in_batches(tracked, evaluation=split != "train"):
             unscorable |= abstained
-            if monotonic() - turn_start > TURN_S:
+            if monotonic() - last_exchange > EXCHANGE_EVERY_S:
                 yield None
-                turn_start = monotonic()
+                last_exchange = monotonic()
         kept[split] = data.loader.leave_out(split, split_samples, unscorable)
     samples = DataSplits(**kept, source_indices=data.samples.source_indices)
     check_group_rewards(group_rewards, scorer, samples.train)

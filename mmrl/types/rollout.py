@@ -16,7 +16,9 @@ class Author(StrEnum):
 
     POLICY = "policy"  # sampled by the model: the policy loss
     DEMONSTRATION = "demonstration"  # written by a teacher: the likelihood
-    FORCED = "forced"  # forced into the response, such as a trigger that makes it rethink: never trained on
+    # The part of a demonstration before its answer, with `loss_on: answer`: never trained on.
+    DEMONSTRATION_PREFIX = "demonstration_prefix"
+    FORCED = "forced"  # a trigger that makes a response rethink: never trained on
     ENVIRONMENT = "environment"  # a tool's reply, or what an environment shows: never trained on
 
 
@@ -238,7 +240,9 @@ class Failure(NamedTuple):
     kind: FailureKind  # decides the metric that counts it
     reason: str  # one line for a person who reads the rollout
     step: str = ""  # name of the rollout step that failed; empty if a reward failed
-    counts_low_end: bool = False  # the reward's low end counts if no fallback applies, whatever policy the config has
+    counts_low_end: bool = (
+        False  # without a fallback, the low end of the reward's range counts, whatever `on_error` says
+    )
 
 
 class Contribution(NamedTuple):

@@ -81,7 +81,9 @@ def test_the_answer_alone_is_learned_given_what_comes_before_it(make_tiny, respo
     assert part.text == whole.text and part.answer.value == 3
     assert [token for segment in part.segments for token in segment.token_ids] == list(whole.segments[0].token_ids)
     *given, learned = part.segments
-    assert {segment.author for segment in given} <= {Author.FORCED} and learned.author is Author.DEMONSTRATION
+    assert {segment.author for segment in given} <= {
+        Author.DEMONSTRATION_PREFIX
+    } and learned.author is Author.DEMONSTRATION
     said = processor.decode(learned.token_ids)
     assert said.endswith(answer) and len(said) - len(answer) <= 8  # a token that the answer begins within is its own
     assert bool(given) == (response_format["thinking"] != "none")

@@ -4,7 +4,7 @@
 const MOST_CHARACTERS = 20_000; // of a text at first; the rest comes on demand
 const LONG_TEXT = 900; // characters above which a response is clamped in height
 const LONG_THINKING = 400; // characters above which thinking is folded at first
-const AUTHORS = ["policy", "demonstration", "forced", "environment"];
+const AUTHORS = ["policy", "demonstration", "forced", "environment", "demonstration_prefix"];
 
 // The numbers that can colour tokens. `share` maps a number to -1..1; its sign picks the colour, its size the strength.
 const TOKEN_COLOURS = {

@@ -129,7 +129,12 @@ def test_demonstration_that_fails_or_exceeds_a_limit_is_refused_by_name(tiny, to
 def test_loss_on_answer_trains_the_answer_after_given_calls(tiny, tools):
     (rollout,), _ = tools.complete(demonstrations(tiny, f"{ZOOM}I see.{ANSWER}", loss_on="answer"))
     authors = [segment.author for segment in rollout.segments]
-    assert authors == [Author.FORCED, *[Author.ENVIRONMENT] * 3, Author.FORCED, Author.DEMONSTRATION]
+    assert authors == [
+        Author.DEMONSTRATION_PREFIX,
+        *[Author.ENVIRONMENT] * 3,
+        Author.DEMONSTRATION_PREFIX,
+        Author.DEMONSTRATION,
+    ]
     assert tiny.processor.decode(rollout.segments[-1].token_ids) == ANSWER
 
 

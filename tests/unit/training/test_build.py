@@ -89,7 +89,7 @@ class RecordingRanks(SingleProcess):
 
 def test_long_trials_of_rewards_exchange_often(tmp_path, monkeypatch):
     """Other ranks would report rank 0 as lost. The batches of seven samples have 1, 2 and 4, or fewer if it is slow."""
-    monkeypatch.setattr("mmrl.training.build.TURN_S", 0.0)
+    monkeypatch.setattr("mmrl.training.build.EXCHANGE_EVERY_S", 0.0)
     ranks = RecordingRanks()
     build(tmp_path, {"train": {"ids": list("abcdefg")}}, ranks=ranks)
     assert ranks.calls.count("trying rewards") >= 4
