@@ -45,7 +45,7 @@ EPISODES = {
     "vrag_rl": {"cold": ("media_shown", "terminated"), "rl": ("turns", "terminated")},
     "mobile_r1": {"imitation": ("media_shown", "terminated"), "tasks": ("turns",)},
 }
-"""What must happen in the episodes of stages that act or imitate an expert."""
+"""Counts that must not be 0 in stages that act or imitate an expert, by recipe and stage."""
 
 
 @pytest.fixture(scope="module")
