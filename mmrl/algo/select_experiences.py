@@ -130,18 +130,18 @@ class ExperienceSelector:
 
     def _make_experiences(self, decisions: Sequence[GroupDecision], version: int) -> list[tuple[Experience, ...]]:
         """Return a row of experiences for each group, with advantages of 0 if it is not trained on."""
-        trained_groups = [group for group, selection in decisions if selection.status == "trained"]
-        # A list, so that `zip` raises here if there are more or fewer rows than groups.
-        remaining = iter(list(zip(trained_groups, self.compute_advantages(trained_groups), strict=True)))
+        trained = [index for index, (_, selection) in enumerate(decisions) if selection.status == "trained"]
+        advantage_rows = self.compute_advantages([decisions[index][0] for index in trained])
+        advantages_by_index = dict(zip(trained, advantage_rows, strict=True))
         rows = []
-        for group, selection in decisions:
+        for index, (group, selection) in enumerate(decisions):
             if selection.status != "trained":
                 rows.append(tuple(Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts))
                 continue
             # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
             stale_old_logprobs = "recorded" if selection.carried_over else self.stale_old_logprobs
-            trained_group, advantages = next(remaining)
-            rows.append(self._make_group_experiences(trained_group, advantages, version, stale_old_logprobs))
+            advantages = advantages_by_index[index]
+            rows.append(self._make_group_experiences(group, advantages, version, stale_old_logprobs))
         return rows
 
     def _make_group_experiences(

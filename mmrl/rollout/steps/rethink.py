@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 
 from mmrl.algo.correctness import terms_reach
 from mmrl.config.schema import RethinkConfig
@@ -55,12 +55,13 @@ class ForcedRethink:
 
     def _begin(self, batch: RolloutBatch, step: int) -> dict[Place, Rollout]:
         """Choose which first responses are continued; return the kept part of each, followed by a trigger."""
-        verdicts = iter(self._are_correct(list(chain.from_iterable(batch.groups))))
+        correct = self._are_correct(list(chain.from_iterable(batch.groups)))
         begun: dict[Place, Rollout] = {}
+        start = 0  # index in `correct` of the group's first response
         for group_index, group in enumerate(batch.groups):
-            correct = list(islice(verdicts, len(group)))
             for position, rng in self._draw_positions(group, step):
-                begun[group_index, position] = self._force_trigger(group[position], correct[position], rng)
+                begun[group_index, position] = self._force_trigger(group[position], correct[start + position], rng)
+            start += len(group)
         return begun
 
     def _continue(self, begun: Mapping[Place, Rollout], step: int) -> dict[Place, Rollout]:
