@@ -127,7 +127,7 @@ class PolicyLearner:
 
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         in_loss = drop_masked(experiences, mask_truncated=config.loss.mask_truncated)
-        with_gradient = list(filter(self._objective.has_gradient, in_loss))
+        with_gradient = list(filter(self._objective.has_gradient_unless_masked, in_loss))
         no_gradient_frac = 1.0 - len(with_gradient) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         # Components with a rate of their own report it.
@@ -159,7 +159,7 @@ class PolicyLearner:
     def has_gradient(self, experience: Experience) -> bool:
         """Return True if the loss may give the experience a gradient. A step runs no forward pass for any other."""
         in_loss = drop_masked([experience], mask_truncated=self._config.loss.mask_truncated)
-        return bool(in_loss) and self._objective.has_gradient(experience)
+        return bool(in_loss) and self._objective.has_gradient_unless_masked(experience)
 
     def token_values(self, indices: Sequence[int]) -> Mapping[int, TokenValues]:
         """Return values that the last epoch of the last step computed for some of its experiences, by their index.
@@ -186,7 +186,7 @@ class PolicyLearner:
         """
         mini_batches = []
         for part in split_into_mini_batches(in_loss, self._config.num_mini_batches):
-            part_with_gradient = list(filter(self._objective.has_gradient, part))
+            part_with_gradient = list(filter(self._objective.has_gradient_unless_masked, part))
             if part_with_gradient:
                 micro_batches = own_micro_batches(part_with_gradient, self._ranks, self._pack)
                 # Of the whole part: experiences without a gradient still count in the mean of the loss.
