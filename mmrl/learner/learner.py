@@ -265,13 +265,13 @@ class PolicyLearner:
         if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
             return LossResult(token_logprobs.logprobs_N.sum(), Metrics(), None)
-        assert micro_batch.first_pass_logprobs_N is not None  # set by `_forward`
+        assert micro_batch.recomputed_logprobs_N is not None  # set by `_forward`
         tokens = make_token_table(
             list(chain.from_iterable(micro_batch.groups)),
             self._config.loss,
             current_logprobs_N=token_logprobs.logprobs_N,
             entropies_N=token_logprobs.entropies_N,
-            recomputed_logprobs_N=micro_batch.first_pass_logprobs_N,
+            recomputed_logprobs_N=micro_batch.recomputed_logprobs_N,
             reference_logprobs_N=micro_batch.reference_logprobs_N,
         )
         result = self._objective.compute_loss(tokens, denominators, step=step, compare_with_sampler=is_first)
@@ -289,8 +289,8 @@ class PolicyLearner:
         """Return the log-probs of a micro-batch. Its first pass stores the log-probs and routes that later ones use."""
         routes_XTK = batch.engine_routes_XTK if micro_batch.routes_XTK is None else micro_batch.routes_XTK
         token_logprobs = self._policy.compute_logprobs(batch, routes_XTK)
-        if micro_batch.first_pass_logprobs_N is None:
-            micro_batch.first_pass_logprobs_N = token_logprobs.logprobs_N.detach()
+        if micro_batch.recomputed_logprobs_N is None:
+            micro_batch.recomputed_logprobs_N = token_logprobs.logprobs_N.detach()
         if self._replays_routes and micro_batch.routes_XTK is None:
             micro_batch.routes_XTK = get_routes(self._policy.routers).short()
         return token_logprobs
