@@ -152,9 +152,9 @@ class RolloutRecorder:
 
 @dataclass(frozen=True, slots=True)
 class StepLogger:
-    """Calls the user's callbacks, then writes each step to the console, metrics.jsonl and timings.jsonl.
+    """Records rollouts of some steps in rollouts/, calls the user's callbacks, then logs each step.
 
-    Rollouts of some steps go to rollouts/, before the callbacks are called.
+    The step is logged to the console, metrics.jsonl and timings.jsonl.
     """
 
     logger: MetricsLogger
@@ -164,25 +164,34 @@ class StepLogger:
     only_failed_rollouts: bool = False  # record rollouts of steps with a non-finite gradient alone
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Log the step. Rollouts are recorded when they are due, and always after a failed update."""
-        failed = state.nonfinite_steps > 0
-        if failed or not self.only_failed_rollouts:
-            result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
-        times = dict(result.seconds)
-        tokens = 0
-        for group in result.selected.groups:
-            for rollout in group.all_rollouts:
-                sampled = [segment.token_ids for segment in rollout.segments if segment.author is Author.POLICY]
-                tokens += sum(map(len, sampled))
-        # With asynchronous rollouts, `time/rollout_s` is only the wait for the background thread, so it gives no speed.
-        if tokens and times.get("time/rollout_s") and not self.async_rollouts:
-            times["rollout/tokens_per_s"] = tokens / times["time/rollout_s"]
+        """Record the rollouts, call the user's callbacks, and log the step with the metrics that they add."""
+        self._record_rollouts(state, result)
+        times = {**result.seconds, **self._measure_speed(result)}
         try:
             for callback in self.user_callbacks:
                 callback.on_step_end(state, result)
         finally:
             # Also when a callback raises: the last step of a failed run must be in its files.
             self.logger.log(state, result.metrics, times)
+
+    def _record_rollouts(self, state: TrainingState, result: TrainStepResult) -> None:
+        """Record the step's rollouts if they are due, and always after a failed update."""
+        failed = state.nonfinite_steps > 0
+        if failed or not self.only_failed_rollouts:
+            result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
+
+    def _measure_speed(self, result: TrainStepResult) -> dict[str, float]:
+        """Return how many tokens the policy sampled per second, as a metric; no metric if that is not known."""
+        seconds = result.seconds.get("time/rollout_s")
+        # With asynchronous rollouts, `time/rollout_s` is only the wait for the background thread, so it gives no speed.
+        if not seconds or self.async_rollouts:
+            return {}
+        tokens = 0
+        for group in result.selected.groups:
+            for rollout in group.all_rollouts:
+                sampled = [segment.token_ids for segment in rollout.segments if segment.author is Author.POLICY]
+                tokens += sum(map(len, sampled))
+        return {"rollout/tokens_per_s": tokens / seconds} if tokens else {}
 
 
 @dataclass(frozen=True, slots=True)
