@@ -24,7 +24,7 @@ from itertools import chain
 from mmrl.algo.correctness import terms_reach
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.steps.base import Place, RolloutContext, with_metrics, with_rollouts
+from mmrl.rollout.steps.base import Place, RolloutContext, add_metrics, with_rollouts
 from mmrl.rollout.steps.tools import ends_in_call
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, Segment, UserError
 from mmrl.utils.seeds import derive_seed
@@ -51,7 +51,7 @@ class ForcedRethink:
         continued = self._continue(begun, step)
         kept = self._select_kept(continued)
         metrics = self._count_outcomes(continued.values(), len(kept))
-        return with_metrics(replace(batch, groups=with_rollouts(batch.groups, kept)), metrics)
+        return add_metrics(replace(batch, groups=with_rollouts(batch.groups, kept)), metrics)
 
     def _begin(self, batch: RolloutBatch, step: int) -> dict[Place, Rollout]:
         """Choose which first responses are continued; return the kept part of each, followed by a trigger."""
