@@ -143,8 +143,7 @@ class ExperienceSelector:
                 continue
             # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
             stale_old_logprobs = "recorded" if selection.carried_over else self.stale_old_logprobs
-            advantages = advantages_by_index[index]
-            rows.append(self._make_group_experiences(group, advantages, version, stale_old_logprobs))
+            rows.append(self._make_group_experiences(group, advantages_by_index[index], version, stale_old_logprobs))
         return rows
 
     def _make_group_experiences(

@@ -53,8 +53,7 @@ class Metrics:
         mean: `value` is a micro-batch's share of a mean over an update's tokens: the sum over its own tokens, divided
             by the number of tokens of the whole update. Shares are summed. `weight` is that number of tokens, by which
             `merge_updates` weighs the updates. With the default, all updates weigh the same.
-        ratio: `value` is added to the numerator, and `weight` to the denominator, which is known only once all parts
-            are merged.
+        ratio: `value` is added to the numerator, `weight` to the denominator, known only once all parts are merged.
         max, min: the largest or the smallest `value` is kept.
         """
         if isinstance(value, Tensor):

@@ -111,8 +111,7 @@ class RewardCaller:
                 if term.name in self.workers.terms:
                     worker_calls[index] = RewardCall(term.name, *pending.pair)
             # Workers get all of their calls at once, so that none idles.
-            requests = list(worker_calls.values())
-            returned = self.workers.call(requests, is_trial=self.is_trial) if requests else []
+            returned = self.workers.call([*worker_calls.values()], is_trial=self.is_trial) if worker_calls else []
             worker_outcomes = dict(zip(worker_calls, returned, strict=True))
             with use_media_opener(self.media_opener):
                 for index, (pending, term) in enumerate(calls):

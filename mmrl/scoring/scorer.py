@@ -70,15 +70,13 @@ class RewardFunctionScorer:
         all_rollouts = [rollout for siblings in rollouts for rollout in siblings]
         scorable = [index for index, rollout in enumerate(all_rollouts) if rollout.failure is None]
         pairs = [(make_response(all_rollouts[index]), all_rollouts[index].prompt.sample) for index in scorable]
-        outcomes: list[OutcomesByTerm] = [{}] * len(all_rollouts)
-        for index, called in zip(scorable, self.caller.call(pairs), strict=True):
-            outcomes[index] = called
+        outcomes_by_index = dict(zip(scorable, self.caller.call(pairs), strict=True))
         groups: list[Group] = []
-        start = 0
+        start = 0  # index in `all_rollouts` of the group's first rollout
         for siblings in rollouts:
-            end = start + len(siblings)
-            groups.append(self._build_group(siblings, outcomes[start:end], step))
-            start = end
+            outcomes = [outcomes_by_index.get(start + position, {}) for position in range(len(siblings))]
+            groups.append(self._build_group(siblings, outcomes, step))
+            start += len(siblings)
         for index, rollouts_by_probe in enumerate(probes):
             scores = {name: self.score_eval(answers) for name, answers in rollouts_by_probe.items()}
             groups[index] = replace(groups[index], probes=scores)
@@ -168,8 +166,7 @@ class RewardFunctionScorer:
                 if names[-1] not in failed_terms:
                     continue
                 policy = self.caller.failure_action(failed_terms[names[-1]])
-                # With the policy "fallback", a fallback value counts as the term's: see `_find_replacement`.
-                if policy != "fallback":
+                if policy != "fallback":  # else the term's fallback value counts: see `_find_replacement`
                     failures |= {name: failed_terms[name] for name in names}
                 skip_group |= policy == "skip_group"
             judged.append((rollout, failures))

@@ -152,10 +152,7 @@ class RolloutRecorder:
 
 @dataclass(frozen=True, slots=True)
 class StepLogger:
-    """Records rollouts of some steps in rollouts/, calls the user's callbacks, then logs each step.
-
-    The step is logged to the console, metrics.jsonl and timings.jsonl.
-    """
+    """Records rollouts, calls the user's callbacks, then logs the step: console, metrics.jsonl and timings.jsonl."""
 
     logger: MetricsLogger
     recorder: RolloutRecorder
@@ -164,8 +161,10 @@ class StepLogger:
     only_failed_rollouts: bool = False  # record rollouts of steps with a non-finite gradient alone
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Record the rollouts, call the user's callbacks, and log the step with the metrics that they add."""
-        self._record_rollouts(state, result)
+        """Record rollouts if they are due or an update failed, call the user's callbacks, and log the step."""
+        failed = state.nonfinite_steps > 0
+        if failed or not self.only_failed_rollouts:
+            result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
         times = {**result.seconds, **self._measure_speed(result)}
         try:
             for callback in self.user_callbacks:
@@ -173,12 +172,6 @@ class StepLogger:
         finally:
             # Also when a callback raises: the last step of a failed run must be in its files.
             self.logger.log(state, result.metrics, times)
-
-    def _record_rollouts(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Record the step's rollouts if they are due, and always after a failed update."""
-        failed = state.nonfinite_steps > 0
-        if failed or not self.only_failed_rollouts:
-            result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
 
     def _measure_speed(self, result: TrainStepResult) -> dict[str, float]:
         """Return how many tokens the policy sampled per second, as a metric; no metric if that is not known."""
