@@ -5,7 +5,7 @@ rollout_steps: [{kind: generate}, {fn: ./rollout_step.py:make_step, args: {max_n
 
 from dataclasses import replace
 
-from mmrl import Author, FinishReason, RolloutBatch, RolloutContext, Segment, with_metrics
+from mmrl import Author, FinishReason, RolloutBatch, RolloutContext, Segment, add_metrics
 
 
 class ForceAnswer:
@@ -30,7 +30,7 @@ class ForceAnswer:
         for (group_index, position), rollout in zip(places, answered, strict=True):
             groups[group_index][position] = rollout
         metrics = {"force_answer/count": float(len(places))}
-        return with_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
+        return add_metrics(replace(batch, groups=tuple(map(tuple, groups))), metrics)
 
 
 def make_step(context: RolloutContext, *, text: str = "\n<answer>", max_new_tokens: int = 16) -> ForceAnswer:

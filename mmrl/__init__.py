@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mmrl.rollout.responses import empty_rollout as empty_rollout
     from mmrl.rollout.steps.base import RolloutContext as RolloutContext
     from mmrl.rollout.steps.base import RolloutStep as RolloutStep
-    from mmrl.rollout.steps.base import with_metrics as with_metrics
+    from mmrl.rollout.steps.base import add_metrics as add_metrics
     from mmrl.rollout.weight_sync import PolicyWeightStream as PolicyWeightStream
     from mmrl.training.build import RunComponents as RunComponents
     from mmrl.training.callbacks import Callback as Callback

@@ -67,8 +67,9 @@ def compute_advantages(
         rows = _apply_difficulty_weight(rows, scored, options.difficulty_weight)
 
     # Groups without scores took no part in the statistics above; they get an empty row at their place.
-    remaining = iter(rows)
-    return [next(remaining) if group.scores else () for group in groups]
+    scored_indices = [index for index, group in enumerate(groups) if group.scores]
+    rows_by_index = dict(zip(scored_indices, rows, strict=True))
+    return [rows_by_index.get(index, ()) for index in range(len(groups))]
 
 
 def rewards_differ(rewards: Sequence[float]) -> bool:

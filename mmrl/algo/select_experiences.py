@@ -98,7 +98,10 @@ class ExperienceSelector:
             sample_means = record_rewards(state.reward_history, groups, self.tracked_terms)
         if sample_means:
             state.reset_rewards.append(fmean(sample_means))
-        decisions, metrics = self._filter_groups(groups, state)
+        decisions, waiting = self._filter_groups(groups, state.carried_over)
+        metrics = self._measure_filter(decisions, num_sampled=len(groups))
+        if self.carry_over:
+            state.carried_over = waiting
         rows = self._make_experiences(decisions, state.version)
         experiences: list[Experience] = []
         for (_, selection), row in zip(decisions, rows, strict=True):
@@ -130,18 +133,17 @@ class ExperienceSelector:
 
     def _make_experiences(self, decisions: Sequence[GroupDecision], version: int) -> list[tuple[Experience, ...]]:
         """Return a row of experiences for each group, with advantages of 0 if it is not trained on."""
-        trained_groups = [group for group, selection in decisions if selection.status == "trained"]
-        # A list, so that `zip` raises here if there are more or fewer rows than groups.
-        remaining = iter(list(zip(trained_groups, self.compute_advantages(trained_groups), strict=True)))
+        trained = [index for index, (_, selection) in enumerate(decisions) if selection.status == "trained"]
+        advantage_rows = self.compute_advantages([decisions[index][0] for index in trained])
+        advantages_by_index = dict(zip(trained, advantage_rows, strict=True))
         rows = []
-        for group, selection in decisions:
+        for index, (group, selection) in enumerate(decisions):
             if selection.status != "trained":
                 rows.append(tuple(Experience(rollout=rollout, advantage=0.0) for rollout in group.rollouts))
                 continue
             # Groups carried over always come from an older policy, so their ratio uses the recorded log-probs.
             stale_old_logprobs = "recorded" if selection.carried_over else self.stale_old_logprobs
-            trained_group, advantages = next(remaining)
-            rows.append(self._make_group_experiences(trained_group, advantages, version, stale_old_logprobs))
+            rows.append(self._make_group_experiences(group, advantages_by_index[index], version, stale_old_logprobs))
         return rows
 
     def _make_group_experiences(
@@ -172,46 +174,47 @@ class ExperienceSelector:
         return tuple(experiences)
 
     def _filter_groups(
-        self, groups: Sequence[Group], state: TrainingState
-    ) -> tuple[list[GroupDecision], dict[str, float]]:
+        self, groups: Sequence[Group], carried_over: Sequence[Group]
+    ) -> tuple[list[GroupDecision], tuple[Group, ...]]:
         """Decide which groups the step trains on: those carried over first, then as many that pass as it has room for.
 
         Returns:
-            The groups that files and metrics of this step show, in that order, and metrics of the filter. A group that
-            waits in `state.carried_over` is missing: it is shown once, in the step that trains on it.
+            The groups that files and metrics of this step show, in that order; and those that wait for the next step. A
+            group is shown once, in the step that trains on it.
         """
         decisions: list[GroupDecision] = []
         waiting: list[Group] = []
         room = len(groups) if self.dynamic_sampling is None and not self.carry_over else self.prompts_per_step
         if self.carry_over:
             # In order of arrival: there may be more of them than one step has room for.
-            for group in state.carried_over[:room]:
+            for group in carried_over[:room]:
                 decisions.append((group, GroupSelection("trained", carried_over=True)))
-            waiting += state.carried_over[room:]
-        num_carried, num_passed = len(decisions), 0
-        rejected: Counter[str] = Counter()
+            waiting += carried_over[room:]
+        num_trained = len(decisions)
         for group in groups:
             reason = None if self.dynamic_sampling is None else rejection_reason(group, self.dynamic_sampling)
             if reason is not None:
-                rejected[reason] += 1
                 decisions.append((group, GroupSelection("rejected", reason)))
-                continue
-            num_passed += 1
-            if num_carried + num_passed <= room:
+            elif num_trained < room:
                 decisions.append((group, GroupSelection("trained")))
+                num_trained += 1
             elif self.carry_over:
                 waiting.append(group)
             else:
                 decisions.append((group, GroupSelection("no_room")))
+        return decisions, tuple(waiting)
+
+    def _measure_filter(self, decisions: Sequence[GroupDecision], *, num_sampled: int) -> dict[str, float]:
+        """Return metrics of the filter, for a step that sampled `num_sampled` groups."""
         metrics: dict[str, float] = {}
-        if self.dynamic_sampling is not None and groups:
-            metrics["dynamic_sampling/passed_frac"] = num_passed / len(groups)
+        rejected = Counter(selection.reason for _, selection in decisions if selection.reason is not None)
+        if self.dynamic_sampling is not None and num_sampled:
+            metrics["dynamic_sampling/passed_frac"] = (num_sampled - rejected.total()) / num_sampled
         for reason, count in rejected.items():
             metrics[f"dynamic_sampling/rejected/{reason}"] = float(count)
         if self.carry_over:
-            metrics["groups/carried_over"] = float(num_carried)
-            state.carried_over = tuple(waiting)
-        return decisions, metrics
+            metrics["groups/carried_over"] = float(sum(selection.carried_over for _, selection in decisions))
+        return metrics
 
 
 def drop_masked(experiences: Sequence[Experience], *, mask_truncated: bool) -> list[Experience]:

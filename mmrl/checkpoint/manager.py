@@ -112,7 +112,7 @@ class CheckpointManager:
             future = self._pool.submit(self._write_in_background, folder, copy_to_cpu(snapshot), before_write)
             self._writing = (folder, future)
         else:
-            self._commit_on_all_ranks(folder, self._write_part(folder, snapshot, before_write))
+            self._commit_on_rank0(folder, self._write_part(folder, snapshot, before_write))
 
     def commit_if_written(self) -> None:
         """Complete the checkpoint in the background if all ranks have written their parts; else return at once.
@@ -140,7 +140,7 @@ class CheckpointManager:
         folder, future = self._writing
         self._writing = None
         self._main_thread_commits.set()
-        self._commit_on_all_ranks(folder, future.result())
+        self._commit_on_rank0(folder, future.result())
 
     def _write_part(self, folder: Path, snapshot: Snapshot, before_write: Callable[[], None]) -> UserError | None:
         """Write this rank's part, and return the error if it fails."""
@@ -172,8 +172,8 @@ class CheckpointManager:
             return failure
         return None
 
-    def _commit_on_all_ranks(self, folder: Path, error: UserError | None) -> None:
-        """Turn the parts into a checkpoint, or discard them and raise if a rank could not write its own."""
+    def _commit_on_rank0(self, folder: Path, error: UserError | None) -> None:
+        """Let rank 0 turn all parts into a checkpoint, or discard them and raise if a rank could not write its own."""
         errors = list(filter(None, self._ranks.all_gather(error)))
         self._ranks.on_rank0(partial(self._commit_or_discard, folder, errors))
 

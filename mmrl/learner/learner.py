@@ -127,7 +127,7 @@ class PolicyLearner:
 
         lr = learning_rate(step, total=config.total_steps, options=config.optimizer)
         in_loss = drop_masked(experiences, mask_truncated=config.loss.mask_truncated)
-        with_gradient = list(filter(self._objective.has_gradient, in_loss))
+        with_gradient = list(filter(self._objective.has_gradient_unless_masked, in_loss))
         no_gradient_frac = 1.0 - len(with_gradient) / len(experiences) if experiences else 0.0
         metrics = {"learner/lr": lr, "learner/no_gradient_frac": no_gradient_frac}
         # Components with a rate of their own report it.
@@ -159,7 +159,7 @@ class PolicyLearner:
     def has_gradient(self, experience: Experience) -> bool:
         """Return True if the loss may give the experience a gradient. A step runs no forward pass for any other."""
         in_loss = drop_masked([experience], mask_truncated=self._config.loss.mask_truncated)
-        return bool(in_loss) and self._objective.has_gradient(experience)
+        return bool(in_loss) and self._objective.has_gradient_unless_masked(experience)
 
     def token_values(self, indices: Sequence[int]) -> Mapping[int, TokenValues]:
         """Return values that the last epoch of the last step computed for some of its experiences, by their index.
@@ -186,7 +186,7 @@ class PolicyLearner:
         """
         mini_batches = []
         for part in split_into_mini_batches(in_loss, self._config.num_mini_batches):
-            part_with_gradient = list(filter(self._objective.has_gradient, part))
+            part_with_gradient = list(filter(self._objective.has_gradient_unless_masked, part))
             if part_with_gradient:
                 micro_batches = own_micro_batches(part_with_gradient, self._ranks, self._pack)
                 # Of the whole part: experiences without a gradient still count in the mean of the loss.
@@ -265,13 +265,13 @@ class PolicyLearner:
         if not micro_batch.groups:
             # The sum over no tokens is 0, and its backward pass still runs through every layer, as ZeRO-3 needs.
             return LossResult(token_logprobs.logprobs_N.sum(), Metrics(), None)
-        assert micro_batch.first_pass_logprobs_N is not None  # set by `_forward`
+        assert micro_batch.recomputed_logprobs_N is not None  # set by `_forward`
         tokens = make_token_table(
             list(chain.from_iterable(micro_batch.groups)),
             self._config.loss,
             current_logprobs_N=token_logprobs.logprobs_N,
             entropies_N=token_logprobs.entropies_N,
-            recomputed_logprobs_N=micro_batch.first_pass_logprobs_N,
+            recomputed_logprobs_N=micro_batch.recomputed_logprobs_N,
             reference_logprobs_N=micro_batch.reference_logprobs_N,
         )
         result = self._objective.compute_loss(tokens, denominators, step=step, compare_with_sampler=is_first)
@@ -289,8 +289,8 @@ class PolicyLearner:
         """Return the log-probs of a micro-batch. Its first pass stores the log-probs and routes that later ones use."""
         routes_XTK = batch.engine_routes_XTK if micro_batch.routes_XTK is None else micro_batch.routes_XTK
         token_logprobs = self._policy.compute_logprobs(batch, routes_XTK)
-        if micro_batch.first_pass_logprobs_N is None:
-            micro_batch.first_pass_logprobs_N = token_logprobs.logprobs_N.detach()
+        if micro_batch.recomputed_logprobs_N is None:
+            micro_batch.recomputed_logprobs_N = token_logprobs.logprobs_N.detach()
         if self._replays_routes and micro_batch.routes_XTK is None:
             micro_batch.routes_XTK = get_routes(self._policy.routers).short()
         return token_logprobs

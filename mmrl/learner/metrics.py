@@ -23,8 +23,8 @@ _Kind = Literal["sum", "mean", "ratio", "max", "min"]
 
 class _Metric(NamedTuple):
     kind: _Kind
-    value: float  # of a sum or mean, the sum of its shares; of a ratio, the numerator; of the others, the extreme
-    weight: float = 1.0  # of a mean, its weight in a mean over updates; of a ratio, the denominator
+    value: float  # what was added so far; for a ratio its numerator, for a max or min the extreme
+    weight: float = 1.0  # for a mean the tokens of its update, for a ratio its denominator; else unused
 
 
 class _UnreadMetric(NamedTuple):
@@ -49,11 +49,12 @@ class Metrics:
     def add(self, name: str, kind: _Kind, value: float | Tensor, weight: float = 1.0) -> None:
         """Add a scalar to a metric.
 
-        sum: a sum over all parts of a step.
-        mean: over the tokens of an update. A micro-batch adds its share: the sum over its tokens, divided by the number
-            of tokens in the whole update, which is `weight`; 1 for a value that weighs the same in every update.
-        ratio: a quotient whose denominator is known only once all parts are merged. `weight` adds to the denominator.
-        max, min: the largest or the smallest value.
+        sum: `value` is added to a sum over all parts of a step.
+        mean: `value` is a micro-batch's share of a mean over an update's tokens: the sum over its own tokens, divided
+            by the number of tokens of the whole update. Shares are summed. `weight` is that number of tokens, by which
+            `merge_updates` weighs the updates. With the default, all updates weigh the same.
+        ratio: `value` is added to the numerator, `weight` to the denominator, known only once all parts are merged.
+        max, min: the largest or the smallest `value` is kept.
         """
         if isinstance(value, Tensor):
             self._unread.append(_UnreadMetric(name, kind, value, weight))

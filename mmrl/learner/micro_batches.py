@@ -30,7 +30,7 @@ class MicroBatch:
     any_rank_has_images: bool  # True if any rank's micro-batch at this place in the order has an image
     any_rank_has_videos: bool
     # Log-probs of the step's first forward pass, float32: the old log-probs, if the loss needs recomputed ones.
-    first_pass_logprobs_N: torch.Tensor | None = None
+    recomputed_logprobs_N: torch.Tensor | None = None
     # Log-probs under the reference, float32; None without a KL penalty.
     reference_logprobs_N: torch.Tensor | None = None
     # Experts of each token in the first pass, int16; None if later passes do not replay them.

@@ -61,8 +61,8 @@ class Objective:
         self.needs_reference = options.kl.coef > 0.0  # there is a KL penalty
         self.has_entropy_bonus = options.entropy.coef > 0.0
 
-    def has_gradient(self, experience: Experience) -> bool:
-        """Return True if a term of the loss may give the experience a gradient.
+    def has_gradient_unless_masked(self, experience: Experience) -> bool:
+        """Return True if a term of the loss may give the experience a gradient, if it is not masked: see `drop_masked`.
 
         Any other experience is left out of the forward pass, but the denominators count it.
         """
@@ -90,7 +90,7 @@ class Objective:
         for experience in experiences:
             # An empty response counts as one, though nothing in it has a gradient.
             responses += any(segment.author is Author.POLICY for segment in experience.rollout.segments)
-            has_gradient = self.has_gradient(experience)
+            has_gradient = self.has_gradient_unless_masked(experience)
             for token in iter_trained_tokens(experience, self._options):
                 is_policy = token.author is Author.POLICY
                 policy_tokens += is_policy

@@ -106,16 +106,17 @@ class RewardCaller:
                     if term.is_costly:
                         pending.outcomes[term.name] = RewardValue(term.declaration.high, "not asked")
                 calls = [(pending, term) for pending, term in calls if not term.is_costly]
-            worker_terms = self.workers.terms
-            worker_calls = [
-                RewardCall(term.name, *pending.pair) for pending, term in calls if term.name in worker_terms
-            ]
+            worker_calls: dict[int, RewardCall] = {}  # by index in `calls`
+            for index, (pending, term) in enumerate(calls):
+                if term.name in self.workers.terms:
+                    worker_calls[index] = RewardCall(term.name, *pending.pair)
             # Workers get all of their calls at once, so that none idles.
-            worker_outcomes = iter(self.workers.call(worker_calls, is_trial=self.is_trial) if worker_calls else [])
+            returned = self.workers.call([*worker_calls.values()], is_trial=self.is_trial) if worker_calls else []
+            worker_outcomes = dict(zip(worker_calls, returned, strict=True))
             with use_media_opener(self.media_opener):
-                for pending, term in calls:
-                    in_worker = term.name in worker_terms
-                    outcome = next(worker_outcomes) if in_worker else call_reward(term.reward, *pending.pair)
+                for index, (pending, term) in enumerate(calls):
+                    in_worker = index in worker_outcomes
+                    outcome = worker_outcomes[index] if in_worker else call_reward(term.reward, *pending.pair)
                     pending.outcomes[term.name] = outcome
             for pending in due:
                 pending.terms = self._list_fallbacks(pending)

@@ -67,13 +67,16 @@ class RewardFunctionScorer:
             RewardError: a reward failed, and the config says to stop.
             UserError: no term applies to a sample.
         """
-        scorable = [rollout for siblings in rollouts for rollout in siblings if rollout.failure is None]
-        pairs = [(make_response(rollout), rollout.prompt.sample) for rollout in scorable]
-        all_outcomes = iter(self.caller.call(pairs))
+        all_rollouts = [rollout for siblings in rollouts for rollout in siblings]
+        scorable = [index for index, rollout in enumerate(all_rollouts) if rollout.failure is None]
+        pairs = [(make_response(all_rollouts[index]), all_rollouts[index].prompt.sample) for index in scorable]
+        outcomes_by_index = dict(zip(scorable, self.caller.call(pairs), strict=True))
         groups: list[Group] = []
+        start = 0  # index in `all_rollouts` of the group's first rollout
         for siblings in rollouts:
-            outcomes = [next(all_outcomes) if rollout.failure is None else {} for rollout in siblings]
+            outcomes = [outcomes_by_index.get(start + position, {}) for position in range(len(siblings))]
             groups.append(self._build_group(siblings, outcomes, step))
+            start += len(siblings)
         for index, rollouts_by_probe in enumerate(probes):
             scores = {name: self.score_eval(answers) for name, answers in rollouts_by_probe.items()}
             groups[index] = replace(groups[index], probes=scores)
@@ -91,12 +94,13 @@ class RewardFunctionScorer:
 
     def score(self, pairs: Sequence[ScoringPair], failures: Sequence[Failure | None]) -> tuple[Score, ...]:
         """Score responses as `score_eval` scores rollouts; `failures` are of rollout steps. Raises the same errors."""
-        scorable = [pair for pair, failure in zip(pairs, failures, strict=True) if failure is None]
-        all_outcomes = iter(self.caller.call(scorable, evaluation=True))
+        scorable = [index for index, failure in enumerate(failures) if failure is None]
+        called = self.caller.call([pairs[index] for index in scorable], evaluation=True)
+        outcomes_by_index = dict(zip(scorable, called, strict=True))
         scores = []
-        for (response, sample), failure in zip(pairs, failures, strict=True):
+        for index, ((response, sample), failure) in enumerate(zip(pairs, failures, strict=True)):
             if failure is None:
-                outcomes = next(all_outcomes)
+                outcomes = outcomes_by_index[index]
             else:
                 outcomes = {term.name: failure for term in self.caller.applicable_terms(sample, evaluation=True)}
             scores.append(self.combine_outcomes(sample, outcomes, num_turns=len(response.turns)))
@@ -153,15 +157,18 @@ class RewardFunctionScorer:
         skip_group = False
         for rollout, outcomes in zip(rollouts, all_outcomes, strict=True):
             failures = {} if rollout.failure is None else {ROLLOUT_STEP_PREFIX + rollout.failure.step: rollout.failure}
+            failed_terms = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Failure)}
             for term in self.caller.counted_terms:
-                if not isinstance(outcomes.get(term.name), Failure):
+                if term.name not in failed_terms:
                     continue
-                deciders = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
-                failed = {name: failure for name in deciders if isinstance(failure := outcomes[name], Failure)}
-                if len(failed) == len(deciders):  # no fallback gave a value
-                    action = self.caller.failure_action(failed[deciders[-1]])
-                    failures |= {} if action == "fallback" else failed
-                    skip_group |= action == "skip_group"
+                # The term, then the fallback terms called in its place: each failed, except perhaps the last.
+                names = [decider.name for decider in self.caller.list_deciding_terms(term, outcomes)]
+                if names[-1] not in failed_terms:
+                    continue
+                policy = self.caller.failure_action(failed_terms[names[-1]])
+                if policy != "fallback":  # else the term's fallback value counts: see `_find_replacement`
+                    failures |= {name: failed_terms[name] for name in names}
+                skip_group |= policy == "skip_group"
             judged.append((rollout, failures))
             if not failures:
                 kept.append(rollout)

@@ -152,10 +152,7 @@ class RolloutRecorder:
 
 @dataclass(frozen=True, slots=True)
 class StepLogger:
-    """Calls the user's callbacks, then writes each step to the console, metrics.jsonl and timings.jsonl.
-
-    Rollouts of some steps go to rollouts/, before the callbacks are called.
-    """
+    """Records rollouts, calls the user's callbacks, then logs the step: console, metrics.jsonl and timings.jsonl."""
 
     logger: MetricsLogger
     recorder: RolloutRecorder
@@ -164,25 +161,30 @@ class StepLogger:
     only_failed_rollouts: bool = False  # record rollouts of steps with a non-finite gradient alone
 
     def on_step_end(self, state: TrainingState, result: TrainStepResult) -> None:
-        """Log the step. Rollouts are recorded when they are due, and always after a failed update."""
+        """Record rollouts if they are due or an update failed, call the user's callbacks, and log the step."""
         failed = state.nonfinite_steps > 0
         if failed or not self.only_failed_rollouts:
             result.rollouts_file = self.recorder.record_step(state, result.selected, force=failed)
-        times = dict(result.seconds)
-        tokens = 0
-        for group in result.selected.groups:
-            for rollout in group.all_rollouts:
-                sampled = [segment.token_ids for segment in rollout.segments if segment.author is Author.POLICY]
-                tokens += sum(map(len, sampled))
-        # With asynchronous rollouts, `time/rollout_s` is only the wait for the background thread, so it gives no speed.
-        if tokens and times.get("time/rollout_s") and not self.async_rollouts:
-            times["rollout/tokens_per_s"] = tokens / times["time/rollout_s"]
+        times = {**result.seconds, **self._measure_speed(result)}
         try:
             for callback in self.user_callbacks:
                 callback.on_step_end(state, result)
         finally:
             # Also when a callback raises: the last step of a failed run must be in its files.
             self.logger.log(state, result.metrics, times)
+
+    def _measure_speed(self, result: TrainStepResult) -> dict[str, float]:
+        """Return how many tokens the policy sampled per second, as a metric; no metric if that is not known."""
+        seconds = result.seconds.get("time/rollout_s")
+        # With asynchronous rollouts, `time/rollout_s` is only the wait for the background thread, so it gives no speed.
+        if not seconds or self.async_rollouts:
+            return {}
+        tokens = 0
+        for group in result.selected.groups:
+            for rollout in group.all_rollouts:
+                sampled = [segment.token_ids for segment in rollout.segments if segment.author is Author.POLICY]
+                tokens += sum(map(len, sampled))
+        return {"rollout/tokens_per_s": tokens / seconds} if tokens else {}
 
 
 @dataclass(frozen=True, slots=True)

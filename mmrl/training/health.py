@@ -21,9 +21,10 @@ class HealthRule(NamedTuple):
     """A limit on one metric, and the advice to print when it is violated."""
 
     metric: str  # name of the metric
-    name: str  # name of the limit; one that begins with `min_` is a lower limit, any other an upper
+    name: str  # name of the limit
     limit: float | None  # None: the limit is the field `name` of `HealthConfig`
     message: str  # format string; `value` is the mean or the step's value, `owner` the rollout of a single token
+    is_minimum: bool = False  # True: the metric may not fall below the limit; False: it may not exceed it
 
 
 HEALTH_RULES: Final = (  # of windowed means
@@ -34,6 +35,7 @@ HEALTH_RULES: Final = (  # of windowed means
         "{value:.0%} of the groups have a nonzero advantage: the other questions are too easy or too hard for this "
         "policy. Mix in others, sample more (`dynamic_sampling` with `max_rounds`), or train again on groups that had "
         "one (`replay`)",
+        is_minimum=True,
     ),
     HealthRule(
         "rollout/truncated_frac",
@@ -54,6 +56,7 @@ HEALTH_RULES: Final = (  # of windowed means
         0.005,
         "the policy is certain of every token (entropy {value:.4f} nats) and no longer explores: lower the learning "
         "rate, raise loss.clip_high, or add a bonus on entropy (loss.entropy)",
+        is_minimum=True,
     ),
     HealthRule(
         "policy/reference_kl_nats",
@@ -217,7 +220,7 @@ class HealthMonitor:
             if limit is None or value is None:
                 continue
             # "not within", so that NaN violates every limit.
-            is_within = value >= limit if rule.name.startswith("min_") else value <= limit
+            is_within = value >= limit if rule.is_minimum else value <= limit
             if not is_within:
                 owner = value.owner if isinstance(value, WorstToken) else ""
                 yield rule.name, rule.message.format(value=value, owner=owner)

@@ -26,7 +26,7 @@ class RolloutStep(Protocol):
       - cut tokens from the end of a rollout, before it is extended;
       - replace a rollout by a longer one of the same index, or add rollouts with indices that no sibling has;
       - give the sample of a group's prompt another target, which rewards then compare with;
-      - put rollouts that are scored but never trained into `probes`, and counts into `metrics` (`with_metrics`).
+      - put rollouts that are scored but never trained into `probes`, and counts into `metrics` (`add_metrics`).
 
     A step must not change tokens, log-probabilities, author or version of a segment that it keeps: the learner computes
     importance ratios from them. It must keep the number and the order of groups, one for each prompt. Random choices
@@ -80,7 +80,7 @@ def with_rollouts(
     return tuple(map(tuple, replaced))
 
 
-def with_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBatch:
+def add_metrics(batch: RolloutBatch, metrics: Mapping[str, float]) -> RolloutBatch:
     """Return the batch with `metrics` added to its own. They must be counts, as rounds and ranks are summed."""
     counts = Counter(batch.metrics)
     counts.update(metrics)

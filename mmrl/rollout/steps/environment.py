@@ -21,7 +21,7 @@ from mmrl.media.pixel_reader import PixelReader
 from mmrl.policy.processor import PromptProcessor
 from mmrl.rollout.environments.episodes import Ask, EpisodeReply, EpisodeRequest, EpisodeWorkers
 from mmrl.rollout.environments.pictures import save_picture
-from mmrl.rollout.steps.base import RolloutContext, with_metrics
+from mmrl.rollout.steps.base import RolloutContext, add_metrics
 from mmrl.rollout.tools.executor import ToolRunner, append_reply, cut_text, encode_part
 from mmrl.rollout.tools.media_results import find_media
 from mmrl.types import (
@@ -87,7 +87,7 @@ class EnvironmentStep:
         played, metrics = self._play(list(chain.from_iterable(batch.groups)), step)
         remaining = iter(played)
         groups = tuple(tuple(islice(remaining, len(group))) for group in batch.groups)
-        return with_metrics(replace(batch, groups=groups), metrics)
+        return add_metrics(replace(batch, groups=groups), metrics)
 
     def complete(self, demonstrations: Sequence[Rollout]) -> tuple[list[Rollout], Mapping[str, float]]:
         """Return an episode of the environment's expert for each of `demonstrations`, which come without text.

@@ -19,12 +19,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 
 from mmrl.algo.correctness import terms_reach
 from mmrl.config.schema import RethinkConfig
 from mmrl.policy.processor import PromptProcessor
-from mmrl.rollout.steps.base import Place, RolloutContext, with_metrics, with_rollouts
+from mmrl.rollout.steps.base import Place, RolloutContext, add_metrics, with_rollouts
 from mmrl.rollout.steps.tools import ends_in_call
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, Segment, UserError
 from mmrl.utils.seeds import derive_seed
@@ -51,16 +51,17 @@ class ForcedRethink:
         continued = self._continue(begun, step)
         kept = self._select_kept(continued)
         metrics = self._count_outcomes(continued.values(), len(kept))
-        return with_metrics(replace(batch, groups=with_rollouts(batch.groups, kept)), metrics)
+        return add_metrics(replace(batch, groups=with_rollouts(batch.groups, kept)), metrics)
 
     def _begin(self, batch: RolloutBatch, step: int) -> dict[Place, Rollout]:
         """Choose which first responses are continued; return the kept part of each, followed by a trigger."""
-        verdicts = iter(self._are_correct(list(chain.from_iterable(batch.groups))))
+        correct = self._are_correct(list(chain.from_iterable(batch.groups)))
         begun: dict[Place, Rollout] = {}
+        start = 0  # index in `correct` of the group's first response
         for group_index, group in enumerate(batch.groups):
-            correct = list(islice(verdicts, len(group)))
             for position, rng in self._draw_positions(group, step):
-                begun[group_index, position] = self._force_trigger(group[position], correct[position], rng)
+                begun[group_index, position] = self._force_trigger(group[position], correct[start + position], rng)
+            start += len(group)
         return begun
 
     def _continue(self, begun: Mapping[Place, Rollout], step: int) -> dict[Place, Rollout]:

@@ -9,7 +9,7 @@ from typing import Final
 from mmrl.algo.group_rewards import TYPES_WITHOUT_EQUALITY, find_majority
 from mmrl.config import Config
 from mmrl.config.schema import CustomStepConfig, RlStage, SampleStage, matches_conditions
-from mmrl.rollout.steps.base import RolloutContext, with_metrics
+from mmrl.rollout.steps.base import RolloutContext, add_metrics
 from mmrl.types import Failure, FailureKind, Prompt, RolloutBatch, Sample, UserError
 
 _COLUMN: Final = "reworded"
@@ -42,7 +42,7 @@ class MajorityTargets:
             sample = replace(sample, target=replace(sample.target, value=majority.answer.value))
             prompt = replace(group[0].prompt, sample=sample)
             groups.append(tuple(replace(rollout, prompt=prompt) for rollout in group))
-        return with_metrics(replace(batch, groups=tuple(groups)), {"reworded/no_majority": float(missing)})
+        return add_metrics(replace(batch, groups=tuple(groups)), {"reworded/no_majority": float(missing)})
 
     def _reword(self, prompt: Prompt) -> Prompt:
         sample = prompt.sample

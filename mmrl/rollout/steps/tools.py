@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from mmrl.answer.tool_calls import find_final_call
-from mmrl.rollout.steps.base import Place, RolloutContext, with_metrics, with_rollouts
+from mmrl.rollout.steps.base import Place, RolloutContext, add_metrics, with_rollouts
 from mmrl.rollout.tools.executor import CALL_METRICS, TOOL_FAILURE_KINDS, ToolExecutor, count_calls
 from mmrl.types import Author, FinishReason, Rollout, RolloutBatch, UserError
 
@@ -53,7 +53,7 @@ class ToolStep:
         # Calls beyond the limits of turns or tokens. A call that the length limit cut off is not among them.
         counts["unanswered"] = sum(map(ends_in_call, chain.from_iterable(groups)))
         metrics = {f"{options.name}/{name}": float(counts[name]) for name in (*CALL_METRICS, "unanswered")}
-        return with_metrics(replace(batch, groups=groups), metrics)
+        return add_metrics(replace(batch, groups=groups), metrics)
 
 
 def ends_in_call(rollout: Rollout) -> bool:

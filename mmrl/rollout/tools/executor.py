@@ -74,15 +74,15 @@ class ToolExecutor:
             UserError: a file that is to be shown has changed since the run started.
         """
         calls = list(map(self._parse_call, rollouts))
-        requests = []
-        for call, rollout in zip(calls, rollouts, strict=True):
+        requests: dict[int, ToolRequest] = {}  # by index of the rollout
+        for index, call in enumerate(calls):
             if isinstance(call, Action):
-                requests.append(ToolRequest(call, rollout.prompt.sample))
+                requests[index] = ToolRequest(call, rollouts[index].prompt.sample)
         # All calls are sent before any result is awaited, so one that hangs costs the batch its deadline once.
-        results = iter(self.workers.run(requests))
+        results = dict(zip(requests, self.workers.run(list(requests.values())), strict=True))
         messages = []
-        for call, rollout in zip(calls, rollouts, strict=True):
-            result = next(results) if isinstance(call, Action) else ToolResult(call, "invalid")
+        for index, (call, rollout) in enumerate(zip(calls, rollouts, strict=True)):
+            result = results[index] if isinstance(call, Action) else ToolResult(call, "invalid")
             if result.media is None:
                 messages.append(ToolMessage(result.kind, text=result.text))
                 continue
