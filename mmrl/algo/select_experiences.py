@@ -3,11 +3,13 @@
 `ExperienceSelector.select` calls all parts, in this order: record rewards, filter groups, compute advantages,
 mark staleness, mask truncated responses, replay, advance the curriculum.
 
-Staleness is the age of a rollout's oldest token, in policy versions. A rollout of staleness 0 is on-policy. A stale one
-has the importance ratio pi / pi_sampling, with the log-probs that were recorded while sampling, or pi over the policy
-at the start of the step, with recomputed ones. `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py says when. In
-the second case `loss.rollout_correction` adds a weight for the older policy that sampled: the decoupled objective of
-Hilton et al. (arXiv:2110.00641), which AReaL uses (arXiv:2505.24298).
+Staleness is the age of a rollout's oldest token, in policy versions. A rollout of staleness 0 is on-policy. The
+importance ratio of a stale one has one of two denominators; `TokenTable.old_is_recorded_N` in mmrl/learner/tokens.py
+says which:
+
+- pi_sampling: the log-probs that were recorded while sampling;
+- the policy at the start of the step: recomputed log-probs. `loss.rollout_correction` then adds a weight for the older
+  policy that sampled: the decoupled objective of Hilton et al. (arXiv:2110.00641), which AReaL uses (arXiv:2505.24298).
 """
 
 from __future__ import annotations

@@ -192,7 +192,8 @@ class PolicyLearner:
                 # Of the whole part: experiences without a gradient still count in the mean of the loss.
                 denominators = self._objective.count_denominators(part)
                 mini_batches.append(_MiniBatch(micro_batches, denominators))
-        # The first update compares sampler and learner, as long as no weight has changed. It needs recent tokens.
+        # Old tokens last: the first update alone, before any weight has changed, compares the learner with the sampler,
+        # and only tokens of the current weights can be compared.
         mini_batches.sort(key=_oldest_last)
         num_micro_batches = sum(len(mini_batch.micro_batches) for mini_batch in mini_batches)
         self._activity.begin_count("learn", self._config.ppo_epochs * num_micro_batches)
