@@ -57,6 +57,7 @@ def check_evaluation(folder: Path, config: dict[str, Any], task: str, in_process
     return records
 
 
+@pytest.mark.slow
 def test_forced_rethinking_at_a_temperature(tmp_path, in_process):
     stages = [sft_stage(steps=6, optimizer={"lr": 1.5e-2}), rl_stage(steps=2, validation={"every": 1})]
     config = experiment(

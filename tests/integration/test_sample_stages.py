@@ -114,6 +114,7 @@ def test_another_run_reads_the_tables(sample_table):
         assert [sample.target.value for sample in samples] == [row["answer"] for row in written]
 
 
+@pytest.mark.slow
 def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table, tmp_path, in_process):
     config = harness.write(recipe(tmp_path / "run"), tmp_path / "recipe.yaml")
     done = harness.run_mmrl("train", config, fault=("mmrl.training.sample_stage:_append_rows", 3, "SIGKILL"))
@@ -128,6 +129,7 @@ def test_a_killed_sample_stage_resumes_where_it_stopped(sample_table, tmp_path, 
         assert (tmp_path / "run" / file).read_bytes() == (sample_table / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_first_sample_stage_begins_once_the_first_checkpoint_is_on_the_disk(tmp_path, in_process, monkeypatch):
     """Without the checkpoint, a run that was stopped in this stage would delete the table when it is started again."""
     seen = []

@@ -369,6 +369,7 @@ def test_a_video_is_assumed_where_the_config_describes_videos(tmp_path):
     assert estimate_workload(limited, config.stages[0], tmp_path, shapes, None).grids == ((2, 8, 8),)
 
 
+@pytest.mark.slow
 def test_every_stage_that_trains_is_planned(monkeypatch, capsys):
     count_with(measure_by_tokens, monkeypatch)
     command = ["plan", str(QUICKSTART), "stages.cold.micro_batch_groups=1", "stages.rl.steps=20"]

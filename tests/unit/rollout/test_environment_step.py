@@ -120,7 +120,10 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("fault", FAILURES)
+FAULTS = [pytest.param(fault, marks=pytest.mark.slow if fault in ("hang", "hungry") else ()) for fault in FAILURES]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_failure_is_counted_and_costs_one_rollout(play, tiny, fault):
     kind, reason = FAILURES[fault]
     limits = {"worker_limits": {"processes": 8, "memory_mib": 1024}, "timeout_s": 2.0 if fault == "hang" else 30.0}
@@ -171,6 +174,7 @@ def test_lost_episode_has_time_to_repeat_its_actions(fault):
         assert isinstance(last, EpisodeReply) and last.replayed, last
 
 
+@pytest.mark.slow
 def test_environment_with_other_observations_on_replay_fails(play, tiny):
     options = {"workers": 1, "timeout_s": 2.0, "args": {"fault": "other"}}
     ((first, _),) = play("go", "hang", **options).groups

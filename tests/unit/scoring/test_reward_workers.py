@@ -307,6 +307,7 @@ def test_a_reward_that_hangs_at_its_first_call_is_named(make_scorer, monkeypatch
         check_samples(make_scorer("wary"), [text_sample("hang")], GRAMMAR)
 
 
+@pytest.mark.slow
 def test_a_first_call_may_take_as_long_as_its_term_says(make_scorer, monkeypatch):
     monkeypatch.setattr("mmrl.scoring.reward_workers.FIRST_CALL_TIMEOUT_S", 0.5)
     check_samples(make_scorer("moody", options={"timeout_s": 60.0}), [text_sample("think")], GRAMMAR)
