@@ -16,15 +16,16 @@ from mmrl.policy.batch import group_by_prompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs mmrl[deepspeed]")]
 
-PLAIN = ["torch", "rows", "zero0", "zero1", "zero2", "zero2-offload", "zero3", "zero3-offload", "zero3-recomputes"]
 COMPARED = ["torch", "zero0", "zero2", "zero2-offload", "zero3", "zero3-offload"]
 """Trials that compare the layout of shared prefixes with that of rows."""
+PLAIN = [*COMPARED, "zero1", "torch-without-shared-prefix", "zero3-gradient-checkpointing"]
+"""Trials that must learn the same from the same five steps."""
 
 
-def silence(experiences_, kept):
-    """Return the experiences with no advantage in any group but the first `kept`."""
-    loud = {group[0].rollout.prompt.digest for group in group_by_prompt(experiences_)[:kept]}
-    return [e if e.rollout.prompt.digest in loud else replace(e, advantage=0.0) for e in experiences_]
+def keep_advantages(experiences, num_groups):
+    """Return the experiences with no advantage in any group but the first `num_groups`."""
+    kept = {group[0].rollout.prompt.digest for group in group_by_prompt(experiences)[:num_groups]}
+    return [e if e.rollout.prompt.digest in kept else replace(e, advantage=0.0) for e in experiences]
 
 
 @pytest.fixture(scope="module")
@@ -33,38 +34,35 @@ def trial_set(make_tiny) -> TrialSet:
     tiny = make_tiny("qwen2_5_vl")
     image, _, text, video, _ = groups = group_by_prompt(make_off_policy_experiences(tiny, group_size=3))
     every = [experience for group in groups for experience in group]
-    steps = (every, [*text, *image], [*video, *text], list(image), list(text))
-    plain = Trial(deepspeed=None, steps=steps, resume_after=2)
-    mini = replace(plain, num_mini_batches=2, resume_after=None)
-    adapted = replace(plain, resume_after=None, feeds=True, steps=steps[:2], lora=LoraConfig(rank=4))
+    five = (every, [*text, *image], [*video, *text], list(image), list(text))
+    one, two = five[:1], five[:2]
+
+    def trial(deepspeed=None, steps=five, **options):
+        return Trial(deepspeed=deepspeed, steps=steps, **options)
+
+    lora, recomputed = LoraConfig(rank=4), {"old_logprobs": "recomputed", "num_mini_batches": 2}
     trials = {
-        "torch": plain,
-        "zero3": replace(plain, deepspeed=zero(3)),  # first: nothing else has set DeepSpeed up
-        "rows": replace(plain, shared_prefix=False, resume_after=None),
-        "zero0": replace(plain, deepspeed=zero(0)),
-        "zero1": replace(plain, deepspeed=zero(1), resume_after=None),
-        "zero2": replace(plain, deepspeed=zero(2)),
-        "zero2-offload": replace(plain, deepspeed=zero(2, offload_optimizer=True), resume_after=None),
-        "zero3-fed": replace(plain, deepspeed=zero(3), resume_after=None, feeds=True, steps=steps[:1]),
-        "torch-fed": replace(plain, resume_after=None, feeds=True, steps=steps[:1]),
-        "zero3-adapted": replace(adapted, deepspeed=zero(3)),
-        "torch-adapted": adapted,
-        "zero3-offload": replace(
-            plain, deepspeed=zero(3, offload_optimizer=True, offload_parameters=True), resume_after=None
-        ),
-        "zero3-recomputes": replace(
-            plain, deepspeed=zero(3), resume_after=None, recomputes=True, float32_output_layer=True
-        ),
-        "zero3-penalty": replace(plain, deepspeed=zero(3), kl=0.1, resume_after=None, steps=steps[:2]),
-        "torch-quiet": replace(plain, resume_after=None, steps=(silence(every, 2),)),
+        "torch": trial(resume_after=2),
+        "zero3": trial(zero(3), resume_after=2),  # before the rest: nothing else has set DeepSpeed up
+        "torch-without-shared-prefix": trial(shared_prefix=False),
+        "zero0": trial(zero(0), resume_after=2),
+        "zero1": trial(zero(1)),
+        "zero2": trial(zero(2), resume_after=2),
+        "zero2-offload": trial(zero(2, offload_optimizer=True)),
+        "zero3-engine": trial(zero(3), one, feeds=True),
+        "torch-engine": trial(None, one, feeds=True),
+        "zero3-lora-engine": trial(zero(3), two, feeds=True, lora=lora),
+        "torch-lora-engine": trial(None, two, feeds=True, lora=lora),
+        "zero3-offload": trial(zero(3, offload_optimizer=True, offload_parameters=True)),
+        "zero3-gradient-checkpointing": trial(zero(3), recomputes=True, float32_output_layer=True),
+        "zero3-reference": trial(zero(3), two, kl=0.1),
+        "torch-few-advantages": trial(None, (keep_advantages(every, 2),)),
         # The last group alone has no second mini-batch: it must wait for nobody.
-        "torch-mini": mini,
-        "zero2-old": replace(mini, old_logprobs="recomputed", deepspeed=zero(2)),
-        "zero3-old": replace(mini, old_logprobs="recomputed", deepspeed=zero(3)),
-        "zero3-old-adapted": replace(
-            adapted, deepspeed=zero(3), feeds=False, num_mini_batches=2, old_logprobs="recomputed", recomputes=True
-        ),
-        "zero2-narrow": replace(plain, deepspeed=zero(2), dtype=torch.bfloat16, resume_after=1, steps=steps[:2]),
+        "torch-mini-batches": trial(num_mini_batches=2),
+        "zero2-old-logprobs": trial(zero(2), **recomputed),
+        "zero3-old-logprobs": trial(zero(3), **recomputed),
+        "zero3-old-logprobs-lora": trial(zero(3), two, lora=lora, recomputes=True, **recomputed),
+        "zero2-bfloat16": trial(zero(2), two, dtype=torch.bfloat16, resume_after=1),
     }
     trials |= {name: replace(trials[name], compares_layouts=True) for name in COMPARED}
     return TrialSet(policy=tiny.policy, processor=tiny.processor, eos_id=tiny.eos_id, trials=trials)
@@ -119,21 +117,21 @@ def test_the_self_check_sees_what_a_single_process_sees(results, single, name):
 
 
 def test_a_reference_beside_sharded_weights(results, trial_set):
-    trial = replace(trial_set.trials["zero3-penalty"], deepspeed=None)
+    trial = replace(trial_set.trials["zero3-reference"], deepspeed=None)
     expected = run_trial(trial_set, trial, SingleProcess())
     assert expected["metrics"][1]["policy/reference_kl_nats"] > 1e-4
-    same_metrics(results["zero3-penalty"]["metrics"], expected["metrics"])
+    same_metrics(results["zero3-reference"]["metrics"], expected["metrics"])
 
 
 def test_mini_batches_of_two_ranks_are_those_of_one(results, single, trial_set):
     """Two updates a step, but where one group is all there is."""
-    expected = run_trial(trial_set, trial_set.trials["torch-mini"], SingleProcess())
-    same_metrics(results["torch-mini"]["metrics"], expected["metrics"])
-    assert furthest(results["torch-mini"]["weights"], expected["weights"]) < 5e-5
+    expected = run_trial(trial_set, trial_set.trials["torch-mini-batches"], SingleProcess())
+    same_metrics(results["torch-mini-batches"]["metrics"], expected["metrics"])
+    assert furthest(results["torch-mini-batches"]["weights"], expected["weights"]) < 5e-5
     assert furthest(single["weights"], expected["weights"]) > 5e-4
 
 
-@pytest.mark.parametrize("name", ["zero2-old", "zero3-old", "zero3-old-adapted"])
+@pytest.mark.parametrize("name", ["zero2-old-logprobs", "zero3-old-logprobs", "zero3-old-logprobs-lora"])
 def test_old_log_probs_of_two_ranks_are_those_of_one(results, trial_set, name):
     """Mini-batches whose ratios are taken from the step's start, though their ranks have unequal passes to make."""
     trial = replace(trial_set.trials[name], deepspeed=None)
@@ -147,11 +145,12 @@ def test_old_log_probs_of_two_ranks_are_those_of_one(results, trial_set, name):
 
 def test_means_of_two_ranks_are_over_the_tokens_that_were_run(results, trial_set):
     """They are those of a single process that is given nothing but the groups with an advantage."""
-    [given] = trial_set.trials["torch-quiet"].steps
-    loud = [experience for experience in given if experience.advantage]
-    assert 0 < len(loud) < len(given) / 2
-    expected = run_trial(trial_set, replace(trial_set.trials["torch-quiet"], steps=(loud,)), SingleProcess())
-    [ours], [theirs] = results["torch-quiet"]["metrics"], expected["metrics"]
+    trial = trial_set.trials["torch-few-advantages"]
+    [given] = trial.steps
+    with_advantage = [experience for experience in given if experience.advantage]
+    assert 0 < len(with_advantage) < len(given) / 2
+    expected = run_trial(trial_set, replace(trial, steps=(with_advantage,)), SingleProcess())
+    [ours], [theirs] = results["torch-few-advantages"]["metrics"], expected["metrics"]
     means = {name for name in theirs if name.startswith(("policy/", "rollout/"))}
     assert {"policy/entropy_nats", "policy/clip_frac", "rollout/logprob_diff_mean"} <= means
     for name in means:
@@ -160,10 +159,9 @@ def test_means_of_two_ranks_are_over_the_tokens_that_were_run(results, trial_set
 
 def test_narrow_weights_have_masters(results, trial_set):
     """Sums of bfloat16 gradients depend on their order: the first norm within 5 %, weights within an update or two."""
-    found = results["zero2-narrow"]
-    expected = run_trial(
-        trial_set, replace(trial_set.trials["zero2-narrow"], deepspeed=None, resume_after=None), SingleProcess()
-    )
+    found = results["zero2-bfloat16"]
+    trial = replace(trial_set.trials["zero2-bfloat16"], deepspeed=None, resume_after=None)
+    expected = run_trial(trial_set, trial, SingleProcess())
     assert found["metrics"][0]["learner/loss"] == pytest.approx(expected["metrics"][0]["learner/loss"], rel=0.05)
     assert len(found["state"]["masters"]) == len(expected["state"]["masters"]) > 50
     for place, theirs in expected["state"]["masters"].items():
@@ -172,7 +170,7 @@ def test_narrow_weights_have_masters(results, trial_set):
         assert ours.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["torch-fed", "zero3-fed"])
+@pytest.mark.parametrize("name", ["torch-engine", "zero3-engine"])
 def test_an_engine_fed_by_the_first_rank_has_the_weights_of_now(results, trial_set, name):
     """Though it broke a pass off, and though it was fed before; under ZeRO-3 a few weights at a time are whole."""
     found = results[name]
@@ -182,14 +180,14 @@ def test_an_engine_fed_by_the_first_rank_has_the_weights_of_now(results, trial_s
     assert furthest(weights, dict(trial_set.policy.trainable)) > 5e-4
     before, after_an_error = found["hooks"]
     assert before == after_an_error
-    if name == "zero3-fed":
+    if name == "zero3-engine":
         assert before > 0
         sizes = [parameter.numel() for parameter in trial_set.policy.model.parameters()]
         assert found["most_whole"] <= max(CHUNK_ELEMENTS, *sizes) < sum(sizes) / 4
 
 
 def test_an_adapters_matrices_are_whole_one_after_the_other(results, trial_set):
-    found, expected = results["zero3-adapted"], results["torch-adapted"]
+    found, expected = results["zero3-lora-engine"], results["torch-lora-engine"]
     assert found["refused"] == "it takes no more"
     assert furthest(found["fed"], expected["fed"]) < 5e-5
     assert furthest(found["fed"], {name: trial_set.policy.model.get_parameter(name) for name in found["fed"]}) > 1e-6

@@ -82,8 +82,8 @@ class FakeLearner:
         return metrics
 
 
-class FakeLogger:
-    """A logger and recorder; keeps metrics and times of each step, and the steps whose rollouts had to be recorded."""
+class FakeLoggerAndRecorder:
+    """Both in one: keeps metrics and times of each step, and the steps whose rollouts had to be recorded."""
 
     def __init__(self, calls):
         self.calls, self.metrics, self.times, self.forced = calls, [], [], []
@@ -106,7 +106,7 @@ class FakeRun:
         self.calls, self.done_at = [], done_at
         self.source, self.processor, self.pipeline = FakeSource(self.calls), FakeProcessor(), FakePipeline(self.calls)
         self.scorer, self.learner = FakeScorer(self.calls, rewards), FakeLearner(self.calls)
-        self.logger = FakeLogger(self.calls)
+        self.logger = FakeLoggerAndRecorder(self.calls)
 
     def on_step_end(self, state, result):
         self.calls.append(("callback", state.step))
@@ -117,7 +117,7 @@ class FakeRun:
         is_rl = max_steps_without_signal is not None
         return [
             FailedStepCounter(count_steps_without_signal=is_rl),
-            StepLogger(self.logger, self.logger, only_failed_rollouts=not is_rl),
+            StepLogger(logger=self.logger, recorder=self.logger, only_failed_rollouts=not is_rl),
             FailedStepLimit(max_nonfinite_steps=2, max_steps_without_signal=max_steps_without_signal),
             self,
         ]

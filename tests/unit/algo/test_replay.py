@@ -8,7 +8,8 @@ from statistics import fmean
 
 import pytest
 from factories import make_prompt, make_rollout, make_sample
-from selection import NO_CHANGED_MEDIA, Bank, at_version, centered, group, make_media_finder, select_all
+from selection import NO_CHANGED_MEDIA, at_version, centered, group, make_media_finder, select_all
+from selection import Bank as Simulator
 
 from mmrl.algo import replay
 from mmrl.config.schema import ReplayConfig
@@ -29,11 +30,11 @@ def make_options(preset="default", **settings):
     return ReplayConfig(preset=preset, **REPLAY_PRESETS[preset] | settings)
 
 
-def draw(stock, count, options, seed):
-    """The indices of the rollouts that a draw from the stock gives."""
-    weights = replay.log_weights(stock, options)
+def draw_indices(experiences, count, options, seed):
+    """Draw experiences by their advantages, and return the indices of their rollouts in the order drawn."""
+    weights = replay.log_weights(experiences, options)
     indices = replay.sample_indices(weights, count, seed, without_replacement=options.without_replacement)
-    return [stock[index].rollout.index for index in indices]
+    return [experiences[index].rollout.index for index in indices]
 
 
 def chi_square(counts, shares):
@@ -44,36 +45,45 @@ def chi_square(counts, shares):
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("without_replacement", [False, True])
 def test_draws_follow_the_advantage_to_the_power_alpha(alpha, without_replacement):
-    stock = make_experiences(0.1, -0.4, 0.8, -1.6)
-    weights = [abs(experience.advantage) ** alpha for experience in stock]
+    experiences = make_experiences(0.1, -0.4, 0.8, -1.6)
+    weights = [abs(experience.advantage) ** alpha for experience in experiences]
     options = make_options(priority_exponent=alpha, without_replacement=without_replacement)
-    counts = Counter(draw(stock, 1, options, seed)[0] for seed in range(4000))
+    counts = Counter(draw_indices(experiences, 1, options, seed)[0] for seed in range(4000))
     assert chi_square(counts, {i: weight / sum(weights) for i, weight in enumerate(weights)}) < CHI2_999[3]
 
 
 def test_draws_without_replacement_are_successive():
     """P(i then j) = p_i p_j / (1 - p_i), as if one were drawn after the other."""
-    stock = make_experiences(0.25, 0.5, 1.0)
+    experiences = make_experiences(0.25, 0.5, 1.0)
     p = [1 / 7, 2 / 7, 4 / 7]
-    pairs = Counter(tuple(draw(stock, 2, make_options(), seed)) for seed in range(6000))
+    pairs = Counter(tuple(draw_indices(experiences, 2, make_options(), seed)) for seed in range(6000))
     shares = {(i, j): p[i] * p[j] / (1 - p[i]) for i, j in permutations(range(3), 2)}
     assert sum(shares.values()) == pytest.approx(1.0)
     assert chi_square(pairs, shares) < CHI2_999[5]
 
 
-def test_draws_depend_on_the_seed_and_stand_ties_huge_powers_and_small_stocks():
-    tied, options = make_experiences(*[0.5] * 40), make_options()
-    assert sorted(draw(tied, 99, options, 3)) == list(range(40))
-    assert draw(tied, 5, options, 3) == draw(tied, 5, options, 3) != draw(tied, 5, options, 4)
-    repeating = make_options(priority_exponent=50.0, without_replacement=False)
-    assert set(draw(make_experiences(1e-200, 1.0, 1e200), 50, repeating, 0)) == {2}
-    assert draw([], 5, repeating, 0) == draw(tied, 0, options, 0) == draw(tied, -3, options, 0) == []
+def test_draws_among_equal_advantages_depend_on_the_seed_alone():
+    experiences = make_experiences(*[0.5] * 40)
+    first, again, other_seed = (draw_indices(experiences, 5, make_options(), seed) for seed in (3, 3, 4))
+    assert first == again != other_seed
+
+
+def test_weights_beyond_the_range_of_floats_are_compared():
+    options = make_options(priority_exponent=50.0, without_replacement=False)
+    assert set(draw_indices(make_experiences(1e-200, 1.0, 1e200), 50, options, 0)) == {2}
+
+
+def test_a_draw_of_more_than_there_is_gives_all_and_a_draw_of_nothing_none():
+    experiences, options = make_experiences(*[0.5] * 40), make_options()
+    assert sorted(draw_indices(experiences, 99, options, 3)) == list(range(40))
+    assert draw_indices(experiences, 0, options, 0) == draw_indices(experiences, -3, options, 0) == []
+    assert draw_indices([], 5, make_options(without_replacement=False), 0) == []
 
 
 @pytest.mark.parametrize(("advantages", "size"), [((1.0, -1.0, 1.0), 3.0), ((1.0, -2.0, 3.0), 36 / 14), ((), 0.0)])
 def test_the_effective_size_by_hand(advantages, size):
-    stock = make_experiences(*advantages)
-    assert replay.effective_sample_size(replay.log_weights(stock, make_options())) == pytest.approx(size)
+    weights = replay.log_weights(make_experiences(*advantages), make_options())
+    assert replay.effective_sample_size(weights) == pytest.approx(size)
 
 
 def oldest_version(experience):
@@ -84,14 +94,10 @@ def update_slowly(buffer, new, *, capacity, version, max_staleness):
     """Drop what is too stale, then the oldest, one by one; the first to arrive first among equally old ones."""
     kept = [*buffer, *new]
     if max_staleness is not None:
-        kept = [each for each in kept if version - oldest_version(each) <= max_staleness]
+        kept = [experience for experience in kept if version - oldest_version(experience) <= max_staleness]
     while len(kept) > capacity:
-        ages = list(map(oldest_version, kept))
-        kept.pop(ages.index(min(ages)))
-    in_order = []
-    for oldest in sorted(set(map(oldest_version, kept))):
-        in_order += [each for each in kept if oldest_version(each) == oldest]
-    return tuple(in_order)
+        kept.remove(min(kept, key=oldest_version))
+    return tuple(sorted(kept, key=oldest_version))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -99,41 +105,38 @@ def test_the_buffer_of_partial_rollouts_equals_that_of_a_slow_version(seed):
     """Partial rollouts have tokens of several versions and arrive in any order of age."""
     rng = random.Random(seed)
     limits = {"capacity": rng.choice((1, 3, 8, 30, 1000)), "max_staleness": rng.choice((None, 1, 2, 4))}
-    buffer = slow = ()
+    buffer = slow_buffer = ()
     for version in range(25):
         new = []
         for experience in make_experiences(*(rng.uniform(-2.0, 2.0) for _ in range(rng.randrange(6)))):
             oldest = max(0, version - rng.randrange(7))
             new.append(replace(experience, rollout=at_version(experience.rollout, version, oldest, version)))
         buffer = replay.update_buffer(buffer, new, version=version, **limits)
-        slow = update_slowly(slow, new, version=version, **limits)
-        assert buffer == slow
+        slow_buffer = update_slowly(slow_buffer, new, version=version, **limits)
+        assert buffer == slow_buffer
 
 
-# Whole steps: a bank gives groups, those of each step with their own policy version.
+# Whole steps: a simulator gives the groups of each step, with the step's policy version.
 
 
-def run(bank, options, steps, *, size, state=None, media=NO_CHANGED_MEDIA):
-    """The selections of some steps, and the state they leave; `size` is the number of rollouts of a full step."""
-    state = state or TrainingState()
-    settings = replay.ReplaySettings(options=options, rollouts_per_step=size, seed=("seed", 1))
+def select_steps(simulator, options, num_steps, *, rollouts_per_step=None, state=None, media=NO_CHANGED_MEDIA):
+    """The selections of some steps, and the state they leave. A full step is what the simulator gives, if not said."""
+    state, full_step = state or TrainingState(), rollouts_per_step or simulator.groups * simulator.size
+    settings = replay.ReplaySettings(options=options, rollouts_per_step=full_step, seed=("seed", 1))
     selector = select_all(centered, replay=settings, find_changed_media=media)
     selections = []
-    for _ in range(steps):
+    for _ in range(num_steps):
         assert selector.needs_another_round([], state, rounds=0)
         assert not selector.needs_another_round([], state, rounds=1)
-        selections.append(selector.select(bank.step(state.version), state))
+        selections.append(selector.select(simulator.step(state.version), state))
         state.step, state.version = state.step + 1, state.version + 1
     return selections, state
 
 
-def sizes(selections):
-    return [len(selection.experiences) for selection in selections]
-
-
 def test_a_step_that_lacks_signal_is_filled_from_the_buffer():
-    selections, _ = run(Bank(groups=4, with_signal=1), make_options(), 3, size=16)
-    assert sizes(selections) == [4, 8, 12]  # nothing comes twice
+    selections, _ = select_steps(Simulator(groups=4, with_signal=1), make_options(), 3)
+    # Below 16, a full step, each has the 4 rollouts of its one group with a signal and all of the steps before, once.
+    assert [len(step.experiences) for step in selections] == [4, 4 + 4, 4 + 8]
     last = selections[-1]
     current, replayed = last.experiences[:4], last.experiences[4:]
     assert {(e.staleness, e.old_logprobs_source) for e in current} == {(0, None)}
@@ -147,7 +150,7 @@ def test_a_step_that_lacks_signal_is_filled_from_the_buffer():
 @pytest.mark.parametrize("preset", REPLAY_PRESETS)
 @pytest.mark.parametrize(("with_signal", "ages"), [(4, {0}), (0, set())])
 def test_a_step_replays_nothing_if_it_is_full_or_the_buffer_empty(preset, with_signal, ages):
-    selections, state = run(Bank(groups=4, with_signal=with_signal), make_options(preset), 3, size=16)
+    selections, state = select_steps(Simulator(groups=4, with_signal=with_signal), make_options(preset), 3)
     assert {e.staleness for selection in selections for e in selection.experiences} == ages
     assert selections[0].metrics["replay/frac"] == 0.0
     assert bool(state.replay_buffer) == bool(with_signal)
@@ -155,14 +158,13 @@ def test_a_step_replays_nothing_if_it_is_full_or_the_buffer_empty(preset, with_s
 
 @pytest.mark.parametrize("seed", range(6))
 def test_age_is_bounded_where_partial_rollouts_arrive_in_any_order(seed):
-    bank = Bank(longest=7, groups=6, with_signal=3, seed=seed)
-    selections, state = run(bank, make_options(max_staleness=4, capacity=40), 30, size=48)
-    num_replayed = 0
+    simulator, num_replayed = Simulator(longest=7, groups=6, with_signal=3, seed=seed), 0
+    selections, state = select_steps(simulator, make_options(max_staleness=4, capacity=40), 30, rollouts_per_step=48)
     for version, selection in enumerate(selections):
         current_ids = {id(r) for g in selection.groups for r in g.rollouts}
         current = [e.rollout for e in selection.experiences if id(e.rollout) in current_ids]
         replayed = [e.rollout for e in selection.experiences if id(e.rollout) not in current_ids]
-        assert len(current) == len({id(r) for r in current}) == 12  # each rollout of the step once, also a stale one
+        assert len(current) == len({id(r) for r in current}) == 3 * 4  # all with a signal once, also stale ones
         assert len({id(r) for r in replayed}) == len(replayed)
         num_replayed += len(replayed)
         assert max((version - r.oldest_version for r in replayed), default=0) <= 4
@@ -179,21 +181,20 @@ def test_equal_rollouts_count_once_whether_or_not_they_are_one_object():
 
 
 def test_recomputed_old_log_probs_can_be_asked_for_replayed_rollouts():
-    selections, _ = run(Bank(groups=4, with_signal=1), make_options(old_logprobs="recomputed"), 2, size=16)
+    selections, _ = select_steps(Simulator(groups=4, with_signal=1), make_options(old_logprobs="recomputed"), 2)
     assert {(e.staleness, e.old_logprobs_source) for e in selections[-1].experiences} == {(0, None), (1, "recomputed")}
 
 
 def test_rollouts_without_advantage_can_be_kept_and_are_never_stored():
     options = make_options(drop_zero_advantage=False)
-    selections, state = run(Bank(groups=4, with_signal=1), options, 2, size=20)
-    assert sizes(selections) == [16, 20]
+    selections, state = select_steps(Simulator(groups=4, with_signal=1), options, 2, rollouts_per_step=20)
+    assert [len(step.experiences) for step in selections] == [16, 16 + 4]  # then the 4 stored ones that had a signal
     assert all(e.advantage for e in state.replay_buffer)
 
 
 def test_truncated_responses_that_are_masked_are_no_signal_and_never_stored():
     settings = replay.ReplaySettings(options=make_options(), rollouts_per_step=8, seed=("seed", 1))
-    selector = select_all(centered, replay=settings, mask_truncated=True)
-    state = TrainingState()
+    selector, state = select_all(centered, replay=settings, mask_truncated=True), TrainingState()
     selection = selector.select([group("a", 1, 0, 0, 0, cut=1), group("b", 1, 0, cut=2)], state)
     kept = [(experience.rollout.prompt.sample.id, experience.rollout.index) for experience in state.replay_buffer]
     # Its advantage is that among all four responses: masked ones stay in the baseline.
@@ -204,16 +205,17 @@ def test_truncated_responses_that_are_masked_are_no_signal_and_never_stored():
 
 
 def test_the_smallest_buffer_holds_one_rollout():
-    selections, state = run(Bank(groups=1, with_signal=1), make_options("code", target_fraction=0.01), 3, size=4)
-    assert sizes(selections) == [1, 1, 1]
+    selections, state = select_steps(Simulator(groups=1, with_signal=1), make_options("code", target_fraction=0.01), 3)
+    assert [len(step.experiences) for step in selections] == [1, 1, 1]
     assert len(state.replay_buffer) == 1
 
 
 def test_a_step_without_signal_replays_until_the_buffer_is_too_old():
-    bank, options = Bank(groups=4, with_signal=4), make_options(max_staleness=2)
-    _, state = run(bank, options, 1, size=16)
-    bank.num_with_signal = 0
-    assert sizes(run(bank, options, 3, size=16, state=state)[0]) == [16, 16, 0]
+    simulator, options = Simulator(groups=4, with_signal=4), make_options(max_staleness=2)
+    _, state = select_steps(simulator, options, 1)
+    simulator.num_with_signal = 0
+    selections, _ = select_steps(simulator, options, 3, state=state)
+    assert [len(step.experiences) for step in selections] == [16, 16, 0]  # the first step's, 1 and 2 versions old
 
 
 def test_an_advantage_that_is_not_finite_is_refused_and_not_stored():
@@ -227,33 +229,32 @@ def test_an_advantage_that_is_not_finite_is_refused_and_not_stored():
 
 def test_a_step_resumed_from_its_state_draws_the_same():
     def drawn_in(selections):
-        return [[(e.rollout.prompt.sample.id, e.rollout.index) for e in one.experiences] for one in selections]
+        return [[(e.rollout.prompt.sample.id, e.rollout.index) for e in step.experiences] for step in selections]
 
     options = make_options(without_replacement=False)
-    whole, _ = run(Bank(groups=8, with_signal=3, seed=1), options, 6, size=64)
-    bank = Bank(groups=8, with_signal=3, seed=1)
-    first, state = run(bank, options, 3, size=64)
-    second, _ = run(bank, options, 3, size=64, state=state)
+    simulator, same_simulator = (Simulator(groups=8, with_signal=3, seed=1) for _ in range(2))
+    whole, _ = select_steps(same_simulator, options, 6, rollouts_per_step=64)
+    first, state = select_steps(simulator, options, 3, rollouts_per_step=64)
+    second, _ = select_steps(simulator, options, 3, rollouts_per_step=64, state=state)
     assert drawn_in(whole) == drawn_in([*first, *second])
 
 
 def test_rollouts_whose_media_changed_are_dropped_counted_and_named():
-    bank, warnings, lost = Bank(groups=4, with_signal=2), [], {"0-0"}
+    simulator, warnings, lost = Simulator(groups=4, with_signal=2), [], {"0-0"}
 
     def check_media(rollout):
         if rollout.prompt.sample.id in lost:
             raise UserError("0-0.png: changed since it was referenced")
 
     media = make_media_finder(check_media, warnings.append)
-    selections, state = run(bank, make_options(), 3, size=16, media=media)
-    [warning] = warnings
-    assert warning == "rollouts of earlier steps are dropped: 0-0.png: changed since it was referenced"
-    assert "0-0" not in {e.rollout.prompt.sample.id for one in selections[1:] for e in one.experiences}
-    assert [one.metrics["replay/dropped_changed_media"] for one in selections] == [0.0, 4.0, 0.0]
-    assert len(selections[1].experiences) == 8 + 4
+    selections, state = select_steps(simulator, make_options(), 3, media=media)
+    assert warnings == ["rollouts of earlier steps are dropped: 0-0.png: changed since it was referenced"]
+    assert "0-0" not in {e.rollout.prompt.sample.id for step in selections[1:] for e in step.experiences}
+    assert [step.metrics["replay/dropped_changed_media"] for step in selections] == [0.0, 4.0, 0.0]
+    assert len(selections[1].experiences) == 8 + 4  # two groups with a signal, and one of the two before them
     lost |= {f"{version}-{g}" for version in range(9) for g in range(4)}  # everything is gone
     options = make_options(without_replacement=False)
-    selections, state = run(bank, options, 2, size=64, state=state, media=media)
+    selections, state = select_steps(simulator, options, 2, rollouts_per_step=64, state=state, media=media)
     assert state.replay_buffer == () and len(selections[-1].experiences) == 8
 
 
@@ -266,8 +267,7 @@ def test_each_of_two_files_with_equal_content_is_checked(lost):
 
     rollouts = []
     for path in ("a.png", "b.png"):
-        image = ImageRef(path=path, sha256="0" * 64)
-        prompt = make_prompt(make_sample(parts=(image, "How many?")))
+        prompt = make_prompt(make_sample(parts=(ImageRef(path=path, sha256="0" * 64), "How many?")))
         rollouts.append(make_rollout(replace(prompt, digest="same")))
     warnings = []
     assert make_media_finder(check_media, warnings.append)(rollouts) == {("same",)}
@@ -278,8 +278,8 @@ def test_each_of_two_files_with_equal_content_is_checked(lost):
 
 
 def trace(preset, with_signal, steps, seed):
-    bank = Bank(groups=64, size=8, with_signal=with_signal, seed=seed, graded=True)
-    return [selection.experiences for selection in run(bank, make_options(preset), steps, size=512)[0]]
+    simulator = Simulator(groups=64, size=8, with_signal=with_signal, seed=seed, graded=True)
+    return [selection.experiences for selection in select_steps(simulator, make_options(preset), steps)[0]]
 
 
 def num_unique(experiences):

@@ -3,7 +3,6 @@
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def batch(tiny):
     return RolloutBatch(groups=tuple((*map(ended, group[1:]), group[0]) for group in groups))
 
 
-def rethink(tiny, *, stop=(), **options) -> ForcedRethink:
+def make_rethink(tiny, *, stop=(), **options) -> ForcedRethink:
     settings = RethinkConfig(
         kind="rethink", **{"correct": ("even",), "max_new_tokens": 4, "triggers": (WAIT,), **options}
     )
@@ -56,16 +55,16 @@ def is_correct(rollouts):
     return [even(rollout, None) == 1.0 for rollout in rollouts]
 
 
-def pairs(before, after):
-    """Each first response with what stands in its place after the step."""
-    for group, result in zip(before.groups, after.groups, strict=True):
-        yield from zip(group, result, strict=True)
+def side_by_side(*batches):
+    """Each rollout of the first batch with those that stand in its place in the others, after rollout steps."""
+    for groups in zip(*(batch.groups for batch in batches), strict=True):
+        yield from zip(*groups, strict=True)
 
 
 def test_continuation_is_first_response_then_trigger_then_new_tokens(tiny, batch):
-    found = rethink(tiny, temperature=0.7)(batch, step=0)
+    found = make_rethink(tiny, temperature=0.7)(batch, step=0)
     forced = tokenize_trigger(" Wait.", tiny.processor, tiny.params.banned_token_ids)
-    for first, continuation in pairs(batch, found):
+    for first, continuation in side_by_side(batch, found):
         if first.finish_reason is FinishReason.LENGTH:
             assert continuation is first
             continue
@@ -82,47 +81,46 @@ def test_continuation_is_first_response_then_trigger_then_new_tokens(tiny, batch
 
 
 def test_extending_a_continuation_clears_its_verdict(tiny, batch):
-    continuation = rethink(tiny)(batch, step=0).groups[0][0]
+    continuation = make_rethink(tiny)(batch, step=0).groups[0][0]
     assert continuation.is_correct is not None
     (longer,) = tiny.sampler().extend([continuation], tiny.params, step=0)
     assert longer.is_correct is None
 
 
 def test_continuation_depends_only_on_its_first_response_and_the_step(tiny, batch):
-    step = rethink(tiny)
-    whole = step(batch, step=5)
-    alone = step(RolloutBatch(groups=(batch.groups[1][2:4],)), step=5)
-    for one, of_all in zip(alone.groups[0], whole.groups[1][2:4], strict=True):
-        assert (one.text, one.parent_index) == (of_all.text, of_all.parent_index)
-        for ours, theirs in zip(one.segments, of_all.segments, strict=True):
-            assert (ours.token_ids, ours.author) == (theirs.token_ids, theirs.author)
+    rethink_step = make_rethink(tiny)
+    of_all = rethink_step(batch, step=5)
+    of_two = rethink_step(RolloutBatch(groups=(batch.groups[1][2:4],)), step=5)
+    for alone, among_all in zip(of_two.groups[0], of_all.groups[1][2:4], strict=True):
+        assert (alone.text, alone.parent_index) == (among_all.text, among_all.parent_index)
+        for segment, same in zip(alone.segments, among_all.segments, strict=True):
+            assert (segment.token_ids, segment.author) == (same.token_ids, same.author)
             # Sums depend on the batch in the last digits.
-            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
-    assert step(batch, step=6).groups[1] != whole.groups[1]
+            assert segment.logprobs == pytest.approx(same.logprobs, abs=1e-5)
+    assert rethink_step(batch, step=6).groups[1] != of_all.groups[1]
 
 
 def test_a_second_rethink_step_does_not_repeat_what_the_first_dropped(tiny, batch):
     """With the same trigger, both continue the same tokens."""
     drops = RethinkConfig(kind="rethink", correct=("even",), max_new_tokens=4, triggers=(WAIT,), keep="correct")
     again = RethinkConfig(kind="rethink", name="again", correct=("even",), max_new_tokens=4, triggers=(WAIT,))
-    steps = make_pipeline(tiny, drops, again, scorer=make_scorer(term(even))).steps
-    kept = steps[0](batch, step=0)
+    first_step, second_step = make_pipeline(tiny, drops, again, scorer=make_scorer(term(even))).steps
+    after_first = first_step(batch, step=0)
+    after_second = second_step(after_first, step=0)
     # With `keep: all`, the first step shows what it drops.
-    everything = rethink(tiny)(batch, step=0)
+    attempts = make_rethink(tiny)(batch, step=0)
     num_dropped = 0
-    for (first, result), dropped, last in zip(
-        pairs(batch, kept), chain(*everything.groups), chain(*steps[1](kept, step=0).groups), strict=True
-    ):
-        if result is first and dropped is not first:
+    for response, attempt, kept, last in side_by_side(batch, attempts, after_first, after_second):
+        if attempt is not response and kept is response:
             num_dropped += 1
-            assert last.segments[:2] == dropped.segments[:2]
-            assert last.segments[2].token_ids != dropped.segments[2].token_ids
+            assert last.segments[:2] == attempt.segments[:2]
+            assert last.segments[2].token_ids != attempt.segments[2].token_ids
     assert num_dropped > 3
 
 
 def test_responses_without_room_are_not_continued(tiny, batch):
-    found = rethink(tiny, min_free_tokens=tiny.params.max_new_tokens - 3)(batch, step=0)
-    for first, result in pairs(batch, found):
+    found = make_rethink(tiny, min_free_tokens=tiny.params.max_new_tokens - 3)(batch, step=0)
+    for first, result in side_by_side(batch, found):
         if first.finish_reason is not FinishReason.LENGTH:
             assert (result is first) == (first.num_tokens > 3)
 
@@ -137,8 +135,8 @@ def test_a_call_is_answered_and_not_continued(tiny):
         )
         pipeline = make_pipeline(tiny, *steps, scorer=make_scorer(term(even)), tool_runner=runner)
         found = responses(tiny, call("check_answer", answer="3"), "No call.")
-        for step in pipeline.steps:
-            found = step(found, step=0)
+        for rollout_step in pipeline.steps:
+            found = rollout_step(found, step=0)
     ((calling, plain),) = found.groups
     assert [segment.author for segment in calling.segments] == [Author.POLICY, Author.ENVIRONMENT, Author.POLICY]
     assert [segment.author for segment in plain.segments] == [Author.POLICY, Author.FORCED, Author.POLICY]
@@ -147,33 +145,33 @@ def test_a_call_is_answered_and_not_continued(tiny):
 
 def test_fraction_and_attempts_per_group_are_limits(tiny, batch):
     ended = RolloutBatch(groups=tuple(group[:-1] for group in batch.groups))
-    attempted = [rethink(tiny, fraction=0.5)(ended, step=step).metrics["rethink/attempted"] for step in range(12)]
+    attempted = [make_rethink(tiny, fraction=0.5)(ended, step=step).metrics["rethink/attempted"] for step in range(12)]
     assert 0.4 < sum(attempted) / (12 * 21) < 0.6
     assert len(set(attempted)) > 1
     places = []
     for step in (0, 1):
-        found = rethink(tiny, max_attempts_per_group=2)(ended, step=step)
+        found = make_rethink(tiny, max_attempts_per_group=2)(ended, step=step)
         assert found.metrics["rethink/attempted"] == 6
-        places.append([first is result for first, result in pairs(ended, found)])
+        places.append([first is result for first, result in side_by_side(ended, found)])
     assert places[0] != places[1]  # not always the first ones
 
 
 @pytest.mark.parametrize("keep", ["all", "correct"])
 @pytest.mark.parametrize("max_kept", [None, 2])
 def test_keep_selects_continuations_and_every_attempt_is_counted(tiny, batch, keep, max_kept):
-    everything = rethink(tiny)(batch, step=0)
-    found = rethink(tiny, keep=keep, max_kept_per_group=max_kept)(batch, step=0)
+    everything = make_rethink(tiny)(batch, step=0)
+    found = make_rethink(tiny, keep=keep, max_kept_per_group=max_kept)(batch, step=0)
     counts, num_kept, new_tokens = Counter(), 0, 0
     for group, continuations, results in zip(batch.groups, everything.groups, found.groups, strict=True):
         kept_in_group = 0
-        verdicts = zip(is_correct(group), is_correct(continuations), strict=True)
-        for first, continuation, result, (before, after) in zip(group, continuations, results, verdicts, strict=True):
+        for first, continuation, result in zip(group, continuations, results, strict=True):
             if continuation is first:
                 continue
-            was, ends = ("correct" if verdict else "incorrect" for verdict in (before, after))
+            was_correct, ends_correct = is_correct([first, continuation])
+            was, ends = ("correct" if verdict else "incorrect" for verdict in (was_correct, ends_correct))
             counts[f"rethink/{was}_to_{ends}"] += 1
             new_tokens += len(continuation.segments[-1].token_ids)
-            is_kept = (after or keep == "all") and kept_in_group < (max_kept or GROUP)
+            is_kept = (ends_correct or keep == "all") and kept_in_group < (max_kept or GROUP)
             kept_in_group += is_kept
             assert result == (continuation if is_kept else first)
         num_kept += kept_in_group
@@ -183,8 +181,8 @@ def test_keep_selects_continuations_and_every_attempt_is_counted(tiny, batch, ke
 
 
 def test_short_continuations_are_dropped(tiny, batch):
-    found = rethink(tiny, min_new_tokens=4, stop=("e", "t"))(batch, step=0)
-    continuations = [result for _, result in pairs(batch, found) if result.parent_index is not None]
+    found = make_rethink(tiny, min_new_tokens=4, stop=("e", "t"))(batch, step=0)
+    continuations = [result for _, result in side_by_side(batch, found) if result.parent_index is not None]
     assert 0 < len(continuations) < found.metrics["rethink/attempted"]
     assert {len(rollout.segments[-1].token_ids) for rollout in continuations} == {4}
 
@@ -197,7 +195,7 @@ def test_triggers_are_drawn_by_weight_and_verdict(tiny, batch):
     )
     counts = Counter()
     for step in range(10):
-        for first, continuation in pairs(batch, rethink(tiny, triggers=triggers)(batch, step=step)):
+        for first, continuation in side_by_side(batch, make_rethink(tiny, triggers=triggers)(batch, step=step)):
             if continuation.parent_index is not None:
                 counts[is_correct([first])[0], tiny.processor.decode(continuation.segments[1].token_ids)] += 1
     assert counts.keys() == {(True, " one"), (True, " two"), (False, " one"), (False, " three")}
@@ -211,7 +209,8 @@ def plain(tiny):
 
 
 def text_before_trigger(tiny, rollout):
-    ((continuation,),) = rethink(tiny, cut_answer_fraction=1.0)(RolloutBatch(groups=((rollout,),)), step=0).groups
+    rethink_step = make_rethink(tiny, cut_answer_fraction=1.0)
+    ((continuation,),) = rethink_step(RolloutBatch(groups=((rollout,),)), step=0).groups
     assert continuation.segments[-2].author is Author.FORCED
     assert all(segment.token_ids for segment in continuation.segments)
     return tiny.processor.decode([token for segment in continuation.segments[:-2] for token in segment.token_ids])
@@ -270,7 +269,7 @@ def test_trigger_with_forbidden_tokens_is_refused(tiny, text, message):
 
 def test_sample_that_no_term_judges_is_named(tiny, batch):
     with pytest.raises(UserError, match=r"correct: \[accuracy\].* sample .*; there is even"):
-        rethink(tiny, correct=("accuracy",))(batch, step=0)
+        make_rethink(tiny, correct=("accuracy",))(batch, step=0)
 
 
 THINKS = ResponseFormat(thinking="required")
