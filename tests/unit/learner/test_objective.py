@@ -22,7 +22,7 @@ STEPS, STEP = 10, 4
 MAX_NEW_TOKENS = make_rollout().sampling_params.max_new_tokens
 POLICY, FORCED, DEMONSTRATION, ENVIRONMENT = Author.POLICY, Author.FORCED, Author.DEMONSTRATION, Author.ENVIRONMENT
 RESPONSES = [
-    # Author and number of tokens of each segment; advantage; whether correct, which the sign of the advantage is not.
+    # Author and number of tokens of each segment; advantage; whether it is correct, whatever its advantage.
     ([(POLICY, 3)], 1.0, None),
     ([(POLICY, 1)], -1.0, None),
     ([(POLICY, 2), (FORCED, 2), (POLICY, 3)], 0.5, True),
@@ -135,7 +135,7 @@ def sampled_tokens(experiences, scores):
 
 
 def slow_loss(options, experiences, scores):
-    """The objective as it is in the papers; every response, every token, one scalar at a time, in float64."""
+    """The objective as in the papers that `mmrl.algo.losses` cites: every token, one scalar at a time, in float64."""
     demonstrated = [t for t in trained_tokens(experiences, scores) if t.segment.author is DEMONSTRATION]
     loss = -sum(token.current for token in demonstrated) / len(demonstrated)
     sampled = sampled_tokens(experiences, scores)
@@ -170,7 +170,7 @@ def coefficient(options):
 
 
 def clamp(value, bound):
-    """A log ratio within the bound, without a gradient where that changes it: StableReinforce, eq. 5."""
+    """A log ratio within the bound, without a gradient beyond it: StableReinforce, eq. 5; for the KL, Video-R1."""
     if bound is None or abs(value.item()) <= bound:
         return value
     return torch.tensor(math.copysign(bound, value.item()), dtype=torch.float64)

@@ -12,6 +12,7 @@ from mmrl.algo.group_metrics import compute_blind_gaps, compute_reward_metrics
 from mmrl.config.schema import GroupRewardConfig
 from mmrl.log.rollout_records import list_scored_records
 from mmrl.scoring import RewardError
+from mmrl.scoring.build import load_reward_terms
 from mmrl.scoring.coverage import find_coverage_gaps
 from mmrl.scoring.term_checks import check_terms
 from mmrl.types import Author, FinishReason, Segment, Unscorable, UserError
@@ -44,24 +45,42 @@ def counted(name, value=0.5, **options):
     return term(fn, **options), calls
 
 
-def test_the_fallback_is_asked_only_where_the_rule_abstains():
+def answers(*texts):
+    return [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(texts)]
+
+
+@pytest.fixture
+def judged():
+    """Three scored rollouts; about the second the rule abstains, of weight 2, and its fallback says 0.5."""
     judge, calls = counted("judge")
     scorer = make_scorer(term(rule, weight=2.0, fallback="judge"), judge)
-    rollouts = [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(("3", "a few", "4"))]
-    (group,) = scorer.score_groups([rollouts], step=0)
-    assert calls == ["<answer>a few</answer>"]
-    assert group.totals == (2.0, 1.0, 0.0) and not group.dropped
-    second = group.scores[1]
+    (group,) = scorer.score_groups([answers("3", "a few", "4")], step=0)
+    return SimpleNamespace(scorer=scorer, group=group, calls=calls)
+
+
+def test_the_fallback_is_asked_only_where_the_rule_abstains(judged):
+    assert judged.calls == ["<answer>a few</answer>"]
+
+
+def test_what_the_fallback_decides_counts_as_the_value_of_the_term_also_in_evaluation(judged):
+    assert judged.group.totals == (2.0, 1.0, 0.0) and not judged.group.dropped
+    second = judged.group.scores[1]
     assert set(second.terms) == {"rule"} and second.decided_by == {"rule": "judge"}
     assert second.terms["rule"] == (0.5, "judge decides: ")
-    metrics = compute_reward_metrics([group])
+    assert judged.scorer.term_weights == {"rule": 2.0}
+    assert judged.scorer.score_eval(answers("3", "a few", "4")) == judged.group.scores
+
+
+def test_metrics_count_what_the_fallback_decides_under_the_term(judged):
+    metrics = compute_reward_metrics([judged.group])
     assert metrics["reward/rule/fallback"] == metrics["reward/rule/unscorable"] == 1
     assert "reward/term/judge" not in metrics and metrics["reward/term/rule"] == 0.5
-    fields = [record.outcome["terms"]["rule"] for record in list_scored_records([group])]
+
+
+def test_records_name_the_fallback_that_decided(judged):
+    fields = [record.outcome["terms"]["rule"] for record in list_scored_records([judged.group])]
     assert [entry.get("decided_by") for entry in fields] == [None, "judge", None]
     assert [entry["contribution"] for entry in fields] == [2.0, 1.0, 0.0]
-    assert scorer.score_eval(rollouts) == group.scores
-    assert scorer.term_weights == {"rule": 2.0}
 
 
 def test_a_chain_ends_at_the_first_that_decides_and_a_shared_judge_is_asked_once():
@@ -77,16 +96,13 @@ def test_a_chain_ends_at_the_first_that_decides_and_a_shared_judge_is_asked_once
 def test_blind_gap_counts_what_a_fallback_decided_with_and_without_the_media():
     judge = term(reward(name="judge")(lambda response, sample: 0.5 if "many" in response.text else 0.25))
     scorer = make_scorer(term(rule, fallback="judge"), judge)
-    seen = [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(("3", "a few"))]
-    blind = [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(("4", "many"))]
-    groups = scorer.score_groups([seen], step=0, probes=[{"grey": blind}])
+    groups = scorer.score_groups([answers("3", "a few")], step=0, probes=[{"grey": answers("4", "many")}])
     assert compute_blind_gaps(groups) == {"probe/blind_gap/grey/rule": (1.0 + 0.25) / 2 - (0.0 + 0.5) / 2}
 
 
 def test_blind_gap_leaves_out_failed_terms_with_and_without_the_media():
     scorer = make_scorer(term(rule, fallback=0.5), on_missing_score="fallback")
-    rollouts = [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(("3", "a few"))]
-    groups = scorer.score_groups([rollouts], step=0, probes=[{"grey": rollouts}])
+    groups = scorer.score_groups([answers("3", "a few")], step=0, probes=[{"grey": answers("3", "a few")}])
     assert compute_blind_gaps(groups) == {"probe/blind_gap/grey/rule": 0.0}
 
 
@@ -151,13 +167,9 @@ def test_a_requirement_reads_what_the_fallback_decided():
 
 
 def test_answers_that_the_rule_cannot_read_go_to_the_fallback_where_asked_for():
-    from mmrl.scoring.build import load_reward_terms
-
-    options = [
-        {"fn": "mmrl_rewards.number:exact", "name": "rule", "fallback": "judge", "fallback_on": "bad_answer"},
-        {"fn": "mmrl_rewards.format:tags", "name": "judge"},
-    ]
-    config = SimpleNamespace(rewards=SimpleNamespace(terms=list(map(as_read, options)), combine="sum"))
+    exact = {"fn": "mmrl_rewards.number:exact", "name": "rule", "fallback": "judge", "fallback_on": "bad_answer"}
+    terms = [as_read(exact), as_read({"fn": "mmrl_rewards.format:tags", "name": "judge"})]
+    config = SimpleNamespace(rewards=SimpleNamespace(terms=terms, combine="sum"))
     scorer = make_scorer(*load_reward_terms(config, None))
     assert scored(scorer, rollout("<answer>3</answer>")).decided_by == {}
     assert scored(scorer, rollout("<answer>three or so</answer>")).decided_by == {"rule": "judge"}
@@ -180,16 +192,14 @@ def test_a_low_value_stands_where_the_condition_of_the_fallback_excludes_the_rol
     rule = replace(bind(number.exact, {}), fallback_on="low")
     deferring = replace(term(number.exact, "rule", fallback="judge"), reward=rule)
     scorer = make_scorer(deferring, judge, on_missing_score="skip")
-    cut = [rollout(f"<answer>{text}</answer>", index=index) for index, text in enumerate(("3", "4", "few"))]
-    cut = [replace(each, finish_reason=FinishReason.LENGTH) for each in cut]
+    cut = [replace(answer, finish_reason=FinishReason.LENGTH) for answer in answers("3", "4", "few")]
     (group,) = scorer.score_groups([cut], step=0)
     assert group.totals == (1.0, 0.0, 0.0) and not group.dropped and not calls
     check_samples(scorer, [ANY.prompt.sample], GRAMMAR)
 
 
 def test_the_fallback_decides_in_workers():
-    scorer = make_scorer(term(rule, fallback="format"), term(format.tags), workers=1)
-    with closing(scorer):
+    with closing(make_scorer(term(rule, fallback="format"), term(format.tags), workers=1)) as scorer:
         assert scored(scorer, rollout("<answer>few</answer>")).decided_by == {"rule": "format"}
 
 
@@ -213,9 +223,8 @@ def test_a_fallback_that_cannot_work_is_refused_with_its_key(options, judge, wor
 
 
 def test_a_fallback_applies_where_its_when_says():
-    scorer = make_scorer(
-        term(constant(ABSTAINS), fallback="judge"), term(constant(1.0, name="judge"), when={"task": ["find"]})
-    )
+    judge = term(constant(1.0, name="judge"), when={"task": ["find"]})
+    scorer = make_scorer(term(constant(ABSTAINS), fallback="judge"), judge)
     (group,) = scorer.score_groups([[ANY]], step=0)
     assert not group.scores and group.dropped[0].failures.keys() == {"odd"}
     assert scored(scorer, rollout("<answer>[0, 0, 5, 5]</answer>", FIND)).total == 1.0
@@ -235,10 +244,6 @@ def test_the_trial_asks_a_service_that_is_a_fallback_once():
         check_samples(make_scorer(term(rule, fallback="judge"), term(service)), [COUNT], GRAMMAR)
     service = constant(0.5, name="judge", uses_service=True)
     check_samples(make_scorer(term(constant(ABSTAINS), fallback="judge"), term(service)), [COUNT] * 3, GRAMMAR)
-
-
-def segments(*authors):
-    return tuple(Segment(token_ids=(1,), logprobs=(0.0,), author=author) for author in authors)
 
 
 P, E, F = Author.POLICY, Author.ENVIRONMENT, Author.FORCED
@@ -266,7 +271,8 @@ P, E, F = Author.POLICY, Author.ENVIRONMENT, Author.FORCED
 def test_a_term_may_apply_to_some_rollouts_alone(when, authors, changes, applies):
     bonus, calls = counted("bonus", 1.0, when=when, weight=3.0)
     scorer = make_scorer(term(number.exact), bonus)
-    score = scored(scorer, replace(ANY, segments=segments(*authors), **changes))
+    segments = tuple(Segment(token_ids=(1,), logprobs=(0.0,), author=author) for author in authors)
+    score = scored(scorer, replace(ANY, segments=segments, **changes))
     assert (score.total, len(calls)) == ((4.0, 1) if applies else (1.0, 0))
     assert score.contributions["bonus"].is_counted is applies
     assert score.terms["bonus"].value == float(applies)
