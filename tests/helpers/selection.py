@@ -62,7 +62,7 @@ def group(name: str, *rewards: float, version: int = 0, cut: int = 0, term: str 
     return make_group(prompt, rollouts, [make_score(**{term: reward}) for reward in rewards])
 
 
-class Bank:
+class Simulator:
     """Steps of groups; the first `with_signal` of a step differ in reward, half and half or, `graded`, at random.
 
     Partial rollouts have waited for up to `longest` policy versions.

@@ -8,8 +8,7 @@ from statistics import fmean
 
 import pytest
 from factories import make_prompt, make_rollout, make_sample
-from selection import NO_CHANGED_MEDIA, at_version, centered, group, make_media_finder, select_all
-from selection import Bank as Simulator
+from selection import NO_CHANGED_MEDIA, Simulator, at_version, centered, group, make_media_finder, select_all
 
 from mmrl.algo import replay
 from mmrl.config.schema import ReplayConfig
