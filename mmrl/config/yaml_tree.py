@@ -147,8 +147,8 @@ def _change_entries(path: KeyPath, entries: list[ConfigNode], changes: dict[str,
     """Return the entries of the named list at `path` after `changes`, which are applied in order.
 
     The key of a change is the name of an entry, or `kind:KIND` for all entries of a kind. Its settings are merged onto
-    these entries; null removes them. A new name can add an entry: it goes before the entries that the next key
-    changes, or to the end.
+    these entries; null removes them. A new name adds an entry: before the entries that the next key changes, if there
+    is a next key, else at the end.
     """
     merged = list(entries)
     new: list[ConfigNode] = []  # new entries, until the next key of old ones gives them a place

@@ -330,8 +330,9 @@ class CachedOrder:
 
 
 class DistinctOrder:
-    """Gives no step of an RL stage a sample twice: a repeated one changes places with the next that the step lacks.
+    """An order in which no step of an RL stage takes a sample twice.
 
+    A sample that the step has already is swapped with the next one that it does not have, and a later step takes it.
     Rollouts derive from step and sample id, so a sample taken twice would get the same rollouts twice.
     """
 

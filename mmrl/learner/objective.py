@@ -62,9 +62,10 @@ class Objective:
         self.has_entropy_bonus = options.entropy.coef > 0.0
 
     def has_gradient_unless_masked(self, experience: Experience) -> bool:
-        """Return True if a term of the loss may give the experience a gradient, if it is not masked: see `drop_masked`.
+        """Return True if some term of the loss can give the experience a gradient.
 
-        Any other experience is left out of the forward pass, but the denominators count it.
+        `drop_masked` may have taken it from the loss, which is not checked here. An experience for which this is False
+        is left out of the forward pass, but the denominators count it.
         """
         authors = {segment.author for segment in experience.rollout.segments if segment.token_ids}
         if Author.DEMONSTRATION in authors:

@@ -240,9 +240,8 @@ class Failure(NamedTuple):
     kind: FailureKind  # decides the metric that counts it
     reason: str  # one line for a person who reads the rollout
     step: str = ""  # name of the rollout step that failed; empty if a reward failed
-    counts_low_end: bool = (
-        False  # without a fallback, the low end of the reward's range counts, whatever `on_error` says
-    )
+    # True if a reward left the value to its fallback: where none applies, the low end of its range counts.
+    counts_low_end: bool = False
 
 
 class Contribution(NamedTuple):

@@ -112,7 +112,7 @@ class TrainingState:
     # Total rewards on the test samples: `before` or `after` training → task → sample id. Not reset.
     eval_rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
     step_data_start: int = 0  # data position at which the next step's samples begin; set by RL stages
-    # Samples that their own step had already, so a later step takes them: new data position → position in the order.
+    # Where `DistinctOrder` has moved samples, so that no step takes one twice: data position → position in the order.
     moved_samples: dict[int, int] = field(default_factory=dict)
     # Sample id → rewards at each visit, oldest first; empty unless rewards are tracked.
     reward_history: dict[str, list[SampleStats]] = field(default_factory=dict)
