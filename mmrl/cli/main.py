@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from errno import ENOSPC
 
 import mmrl
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     try:
-        code = _run_command(arguments)
+        with _explain_plugin_errors():
+            code = int(arguments.run(arguments))
         print(end="", flush=True)  # without a stdout, as in some daemons, it does nothing
     except UserError as error:
         for line in str(error).split("\n"):
@@ -74,10 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run_command(arguments: argparse.Namespace) -> int:
-    """Run a command; an error in a function of the user's becomes a UserError with role, file, line and cause."""
+@contextmanager
+def _explain_plugin_errors() -> Iterator[None]:
+    """Turn an error in a function of the user's into a UserError with role, file, line and cause."""
     try:
-        return int(arguments.run(arguments))
+        yield
     except (UserError, BrokenPipeError):
         raise
     except Exception as error:

@@ -120,7 +120,15 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                 # A restart empties a run directory without a checkpoint; this stage would lose the rows of its table.
                 save_between_stages(services, state)
             for stage in config.stages[state.stage_index :]:
-                run_stage(stage, services, state)
+                match stage:
+                    case SftStage():
+                        run_sft_stage(stage, services, state)
+                    case RlStage():
+                        run_rl_stage(stage, services, state)
+                    case SampleStage():
+                        run_sample_stage(stage, services.run, services.logger, state, services.agree_to_stop)
+                    case SelectStage():
+                        run_select_stage(stage, services.run, services.logger, state)
                 state = TrainingState(
                     stage_index=state.stage_index + 1, version=state.version, eval_rewards=state.eval_rewards
                 )
@@ -128,21 +136,6 @@ def complete_run(setup: RunSetup, warnings: Sequence[str], stop: StopSignal, *, 
                 if services.agree_to_stop():
                     raise RunInterrupted
         finish_run(services, state)
-
-
-def run_stage(
-    stage: SftStage | RlStage | SampleStage | SelectStage, services: StageServices, state: TrainingState
-) -> None:
-    """Run a stage from `state` to its end."""
-    match stage:
-        case SftStage():
-            run_sft_stage(stage, services, state)
-        case RlStage():
-            run_rl_stage(stage, services, state)
-        case SampleStage():
-            run_sample_stage(stage, services.run, services.logger, state, services.agree_to_stop)
-        case SelectStage():
-            run_select_stage(stage, services.run, services.logger, state)
 
 
 def save_between_stages(services: StageServices, state: TrainingState) -> None:
