@@ -31,7 +31,8 @@ def markdown_rows(arm: str, seed: int, result: dict[str, Any]) -> list[str]:
         before, after, (low, high) = task["before"], task["after"], task["ci"]
         rise = f"{after - before:+.3f} [{low:+.2f}, {high:+.2f}]"
         lines.append(f"{head}| {task['task']} | {task['n']} | {before:.3f} | {after:.3f} | {rise} |")
-    before, after = (fmean(task[moment] for task in result["tasks"]) for moment in ("before", "after"))
+    before = fmean(task["before"] for task in result["tasks"])
+    after = fmean(task["after"] for task in result["tasks"])
     return [*lines, f"{head}| **mean** | | {before:.3f} | {after:.3f} | **{after - before:+.3f}** |"]
 
 
